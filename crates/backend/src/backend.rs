@@ -1,0 +1,76 @@
+//! The trait that a backend implements.
+
+use crate::{Buffer, Checkpoint, Counters, Op, SeqSlot, Span};
+
+/// A point in the order of submitted ops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fence(pub u64);
+
+/// Why a backend could not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// An expert's bytes could not be had.
+    #[error(transparent)]
+    Store(#[from] strata_residency::StoreError),
+    /// State bytes of another shape than this backend's.
+    #[error("the saved state does not fit: it has {found} bytes where this model and configuration need {expected}")]
+    StateSize {
+        /// Bytes needed.
+        expected: usize,
+        /// Bytes given.
+        found: usize,
+    },
+    /// The device failed; nothing submitted since the last good fence can be trusted.
+    #[error("{device}: {reason}")]
+    Device {
+        /// Which device.
+        device: String,
+        /// What it said.
+        reason: String,
+    },
+}
+
+/// A machine that computes ops in the order of their submission.
+///
+/// Weights and buffers exist before the first op; nothing is allocated after.
+pub trait Backend: Send {
+    /// The name in reports, e.g. `cpu (avx512, 8 threads)`.
+    fn name(&self) -> String;
+
+    /// Submits an op. Its inputs are what earlier ops left; borrowed slices are read before this returns.
+    fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError>;
+
+    /// The point after everything submitted so far.
+    fn fence(&mut self) -> Fence;
+
+    /// Sleeps until everything before `fence` is done.
+    fn wait(&mut self, fence: Fence) -> Result<(), BackendError>;
+
+    /// Waits for all ops and copies floats out of a buffer, starting at its `first` float.
+    fn read(&mut self, buffer: Buffer, first: usize, out: &mut [f32]) -> Result<(), BackendError>;
+
+    /// Makes the pending state of the spans' sequences their committed one. Without this call a window changes nothing.
+    fn commit(&mut self, spans: &[Span]) -> Result<(), BackendError>;
+
+    /// Makes a sequence's state that of zero tokens.
+    fn clear(&mut self, slot: SeqSlot) -> Result<(), BackendError>;
+
+    /// Copies the committed state of `from`'s first `tokens` tokens to `to`. All of them: the recurrent state has no other length.
+    fn fork(&mut self, from: SeqSlot, to: SeqSlot, tokens: usize) -> Result<(), BackendError>;
+
+    /// Copies a sequence's committed recurrent state to a checkpoint.
+    fn checkpoint(&mut self, slot: SeqSlot, to: Checkpoint) -> Result<(), BackendError>;
+
+    /// Makes a checkpoint the committed recurrent state of a sequence. The positional caches of the checkpoint's tokens must be those of `slot`.
+    fn restore(&mut self, from: Checkpoint, slot: SeqSlot) -> Result<(), BackendError>;
+
+    /// Appends the committed state of a sequence of `tokens` tokens as bytes, little-endian:
+    /// per layer the recurrent floats, then the positional cache as [`crate::Spec`] sizes them.
+    fn export(&mut self, slot: SeqSlot, tokens: usize, out: &mut Vec<u8>) -> Result<(), BackendError>;
+
+    /// Makes exported bytes the committed state of a sequence.
+    fn import(&mut self, slot: SeqSlot, tokens: usize, bytes: &[u8]) -> Result<(), BackendError>;
+
+    /// Hands over the counters and starts them anew.
+    fn take_counters(&mut self) -> Counters;
+}

@@ -1,0 +1,43 @@
+//! How a backend comes to be: described first, then built into the memory that the plan placed.
+
+use std::sync::Arc;
+
+use strata_plan::{Arena, Plan};
+use strata_quant::Format;
+use strata_residency::{Bytes, ExpertStore};
+
+use crate::{Backend, BackendError, Spec};
+
+/// A dense weight as it lies in the model file. Its index in the list given to [`Build`] is its [`crate::Weight`].
+#[derive(Clone)]
+pub struct WeightData {
+    /// The tensor's name, for messages and the plan.
+    pub name: String,
+    /// How a row is stored.
+    pub format: Format,
+    /// Rows (1 for a vector).
+    pub rows: usize,
+    /// Values per row.
+    pub k: usize,
+    /// `rows` rows of `format`.
+    pub bytes: Bytes,
+}
+
+/// A backend not yet built: it can say what it would allocate, and then allocate exactly that.
+pub trait Build {
+    /// Where everything lies that [`Build::describe`] laid out.
+    type Described;
+
+    /// Adds every byte that [`Build::build`] will allocate to the plan. Reads no weight's bytes.
+    fn describe(&self, spec: &Spec, weights: &[WeightData], plan: &mut Plan) -> Self::Described;
+
+    /// Builds the backend into the arena that the plan sized. Afterwards it allocates nothing.
+    fn build(
+        self,
+        spec: Spec,
+        described: Self::Described,
+        arena: Arena,
+        weights: Vec<WeightData>,
+        store: Arc<ExpertStore>,
+    ) -> Result<Box<dyn Backend>, BackendError>;
+}

@@ -1,0 +1,103 @@
+//! What ops cost: time and bytes per family, cheap enough to be always on.
+
+use serde::Serialize;
+
+/// A family of ops, the grain at which time is reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Family {
+    /// Token embedding.
+    Embed,
+    /// N-gram block.
+    Ngram,
+    /// Hyper-connection reads and writes.
+    Mixer,
+    /// Gated DeltaNet.
+    Gdn,
+    /// Sparse attention with its indexer.
+    Qsa,
+    /// Router and grouping.
+    Route,
+    /// Routed experts' products.
+    Experts,
+    /// Shared expert and the sum over experts.
+    Combine,
+    /// Final mixer and vocabulary head.
+    Head,
+    /// The draft block's join of embedding and residual.
+    Draft,
+}
+
+impl Family {
+    /// All families, in the order of a forward pass.
+    pub const ALL: [Family; 10] = [
+        Family::Embed,
+        Family::Ngram,
+        Family::Mixer,
+        Family::Gdn,
+        Family::Qsa,
+        Family::Route,
+        Family::Experts,
+        Family::Combine,
+        Family::Head,
+        Family::Draft,
+    ];
+
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Embed => "embed",
+            Family::Ngram => "n-gram",
+            Family::Mixer => "mixer",
+            Family::Gdn => "gdn",
+            Family::Qsa => "qsa",
+            Family::Route => "route",
+            Family::Experts => "experts",
+            Family::Combine => "combine",
+            Family::Head => "head",
+            Family::Draft => "draft",
+        }
+    }
+}
+
+/// What one family has cost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct FamilyCount {
+    /// Ops submitted.
+    pub calls: u64,
+    /// Time spent, nanoseconds.
+    pub nanos: u64,
+    /// Bytes of weights and state that had to be read at least once.
+    pub bytes: u64,
+}
+
+/// What all families have cost since the counters were last taken.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Counters {
+    counts: [FamilyCount; Family::ALL.len()],
+}
+
+impl Counters {
+    /// One family's cost.
+    pub fn get(&self, family: Family) -> FamilyCount {
+        self.counts[family as usize]
+    }
+
+    /// Adds an op's cost.
+    pub fn add(&mut self, family: Family, nanos: u64, bytes: u64) {
+        let count = &mut self.counts[family as usize];
+        count.calls += 1;
+        count.nanos += nanos;
+        count.bytes += bytes;
+    }
+
+    /// All families' time, nanoseconds.
+    pub fn nanos(&self) -> u64 {
+        self.counts.iter().map(|c| c.nanos).sum()
+    }
+
+    /// All families' bytes.
+    pub fn bytes(&self) -> u64 {
+        self.counts.iter().map(|c| c.bytes).sum()
+    }
+}
