@@ -1,0 +1,145 @@
+//! The fault guard: a mapped file that shrinks ends the program with a sentence instead of a bare `SIGBUS`.
+//!
+//! Reading a page of a map that is no longer backed by the file raises `SIGBUS`. Nothing in Rust can turn that
+//! into an error value, so the guard's signal handler looks up which map was touched, writes one line that names
+//! the file, and leaves with [`EXIT_CODE`]. Maps register themselves here ([`Watch`]); the binary decides
+//! whether the guard is active ([`install`]).
+//!
+//! Invariant: a slot of the table is in one of three states: free (`start` 0), claimed by a thread that fills or
+//! clears it (`start` [`CLAIMED`]), or published (`start` an address, and every other field valid). The handler
+//! reads only published slots and only atomics, allocates nothing, takes no lock and calls only `write`,
+//! `_exit`, `sigaction` and `raise`, which are async-signal-safe.
+//!
+//! This is one of the crate's two modules with `unsafe`: signal handling has no safe form.
+
+#![allow(unsafe_code)]
+
+use crate::error::{Error, printable_path};
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+/// The exit code of a program that the guard ends (`EX_IOERR` of `sysexits.h`).
+pub const EXIT_CODE: i32 = 74;
+
+/// How many maps can be watched at once.
+const SLOTS: usize = 1024;
+/// Bytes of a file name that are kept; of a longer one the end, which tells more.
+const NAME: usize = 240;
+/// A `start` that no map can have.
+const CLAIMED: usize = usize::MAX;
+
+struct Slot {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    name_len: AtomicUsize,
+    name: [AtomicU8; NAME],
+}
+
+static TABLE: [Slot; SLOTS] = [const {
+    Slot {
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        name_len: AtomicUsize::new(0),
+        name: [const { AtomicU8::new(0) }; NAME],
+    }
+}; SLOTS];
+
+/// A map being watched, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    slot: usize,
+}
+
+impl Watch {
+    /// Watches the `len` bytes from address `start`, which are a map of the file at `path`.
+    pub(crate) fn new(start: usize, len: usize, path: &Path) -> Result<Self, Error> {
+        let name = printable_path(path);
+        let claim = |slot: &Slot| {
+            slot.start.compare_exchange(0, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        let Some(at) = TABLE.iter().position(claim) else {
+            return Err(Error::TooManyMappings { file: name, limit: SLOTS });
+        };
+        let slot = &TABLE[at];
+        let kept = &name.as_bytes()[name.len().saturating_sub(NAME)..];
+        for (to, &byte) in slot.name.iter().zip(kept) {
+            to.store(byte, Ordering::Relaxed);
+        }
+        slot.name_len.store(kept.len(), Ordering::Relaxed);
+        slot.end.store(start.saturating_add(len), Ordering::Relaxed);
+        slot.start.store(start, Ordering::Release);
+        Ok(Self { slot: at })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        TABLE[self.slot].start.store(0, Ordering::Release);
+    }
+}
+
+/// Makes the guard active in this process, for all maps of all models, for good. Calling it again is harmless.
+///
+/// Faults that concern no watched map are left to the default action.
+///
+/// # Errors
+/// What the operating system says.
+pub fn install() -> io::Result<()> {
+    // SAFETY: `action` is a plain C struct for which zeros are valid; all fields that matter are set below. The
+    // handler has the signature that SA_SIGINFO asks for and does only what is async-signal-safe (module text).
+    let done = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_fault as extern "C" fn(_, _, _) as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        libc::sigemptyset(&mut action.sa_mask);
+        libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut())
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    // SAFETY: the kernel calls a SA_SIGINFO handler with a valid `info`, which for SIGBUS carries an address.
+    let (address, sent_by_fault) = unsafe { ((*info).si_addr() as usize, (*info).si_code > 0) };
+    if sent_by_fault && let Some(slot) = watched(address) {
+        report(slot);
+        // SAFETY: `_exit` may be called anywhere; it runs no destructors and flushes nothing.
+        unsafe { libc::_exit(EXIT_CODE) }
+    }
+    // SAFETY: as in `install`; the default action has no handler to get wrong. A fault happens again when this
+    // returns and then takes the default action; a signal that was sent is sent once more.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = libc::SIG_DFL;
+        libc::sigaction(signal, &action, std::ptr::null_mut());
+        if !sent_by_fault {
+            libc::raise(signal);
+        }
+    }
+}
+
+/// The published slot whose map holds `address`.
+fn watched(address: usize) -> Option<&'static Slot> {
+    TABLE.iter().find(|slot| {
+        let start = slot.start.load(Ordering::Acquire);
+        start != 0 && start != CLAIMED && start <= address && address < slot.end.load(Ordering::Relaxed)
+    })
+}
+
+/// Writes the sentence to standard error.
+fn report(slot: &Slot) {
+    const AFTER: &[u8] = b" was truncated or became unreadable while in use; \
+        leave model files alone while they are open, and start again\n";
+    let mut line = [0u8; NAME + AFTER.len()];
+    let name_len = slot.name_len.load(Ordering::Relaxed).min(NAME);
+    for (to, from) in line.iter_mut().zip(&slot.name[..name_len]) {
+        *to = from.load(Ordering::Relaxed);
+    }
+    line[name_len..name_len + AFTER.len()].copy_from_slice(AFTER);
+    let line = &line[..name_len + AFTER.len()];
+    // SAFETY: the pointer and length are those of a live slice. What can't be written is lost: there is nobody
+    // left to tell.
+    unsafe {
+        libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len());
+    }
+}
