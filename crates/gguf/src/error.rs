@@ -291,8 +291,12 @@ pub enum WriteProblem {
     TooManyTensors(usize),
     #[error("tensor `{tensor}` was given {written} of its {bytes} bytes")]
     Incomplete { tensor: String, written: u64, bytes: u64 },
-    #[error("there is no tensor number {0}")]
+    #[error("there is no tensor number {0} among those declared")]
     NoTensor(usize),
+    #[error("is the name of one shard of a split model; give the name of the whole, without the numbers")]
+    ShardName,
+    #[error("its header would have {0} bytes (at most {max} are allowed)", max = crate::header::MAX_HEADER)]
+    HeaderTooLong(u64),
     #[error("the path has no file name; give the name of the file to write")]
     NoFileName,
 }

@@ -9,6 +9,7 @@
 
 #![deny(unsafe_code)]
 
+mod encode;
 mod error;
 pub mod header;
 mod mapping;
@@ -19,6 +20,7 @@ pub mod sigbus;
 mod source;
 mod types;
 mod value;
+pub mod write;
 
 pub use error::{Error, KeyProblem, ShardProblem, TensorProblem, WriteProblem};
 pub use header::{Header, TensorInfo};

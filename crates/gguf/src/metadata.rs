@@ -24,6 +24,7 @@ macro_rules! getters {
         ///
         /// # Errors
         /// [`Error::MissingKey`] if the key is absent, [`Error::KeyType`] if its value is of another type.
+        #[allow(clippy::needless_lifetimes)] // the borrowing getters need the lifetime
         pub fn $get<'a>(&'a self, key: &str) -> Result<$ty, Error> {
             self.$opt(key)?.ok_or_else(|| self.missing(key))
         }
@@ -32,6 +33,7 @@ macro_rules! getters {
         ///
         /// # Errors
         /// [`Error::KeyType`] if the value is of another type.
+        #[allow(clippy::needless_lifetimes)]
         pub fn $opt<'a>(&'a self, key: &str) -> Result<Option<$ty>, Error> {
             let Some(value) = self.get(key) else { return Ok(None) };
             let convert: fn(&'a Value) -> Option<$ty> = $convert;

@@ -38,6 +38,15 @@ impl ShardName {
         valid.then(|| Self { stem: path.with_file_name(stem), number, count })
     }
 
+    /// The name of the first of `count` shards of what would be called `path` if it were whole.
+    pub(crate) fn from_whole(path: &Path, count: u64) -> Self {
+        let stem = match path.extension() {
+            Some(extension) if extension == "gguf" => path.with_extension(""),
+            _ => path.to_owned(),
+        };
+        Self { stem, number: 1, count }
+    }
+
     /// The path of shard `number` of the same model.
     pub(crate) fn path(&self, number: u64) -> PathBuf {
         let mut name = self.stem.clone().into_os_string();

@@ -31,6 +31,10 @@ impl ValueType {
         BY_ID.get(usize::try_from(id).ok()?).copied()
     }
 
+    pub(crate) fn id(self) -> u32 {
+        self as u32
+    }
+
     /// The fewest bytes that a value of this type takes in a file (the length or header alone for a string or
     /// an array).
     pub(crate) fn min_bytes(self) -> u64 {
