@@ -1,0 +1,91 @@
+//! How a thread gets its CPU set: always the set of its role, never its parent's.
+//!
+//! Owns the one system call and the record of its refusal. Which set belongs to which role is `roles`'. A refused set is
+//! not fatal (some sandboxes forbid the call): the thread then runs where the system lets it, which is logged and
+//! recorded once, see [`refusal`].
+
+use std::io;
+use std::sync::OnceLock;
+use std::thread::JoinHandle;
+
+use crate::cpuset::CpuSet;
+use crate::roles::Role;
+
+/// That the system refused a thread its CPU set.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error(
+    "the system refused to place {role} thread `{thread}` on CPUs {set}: {reason}; such threads run wherever it puts them"
+)]
+pub struct Refusal {
+    /// The thread's role.
+    pub role: Role,
+    /// The thread's name.
+    pub thread: String,
+    /// The set it should have had.
+    pub set: CpuSet,
+    /// The system's word.
+    pub reason: String,
+}
+
+/// The first refusal of this process. Later ones are not recorded.
+static FIRST: OnceLock<Refusal> = OnceLock::new();
+
+/// The first time that a thread of this process was refused its CPU set, if there was one.
+pub fn refusal() -> Option<&'static Refusal> {
+    FIRST.get()
+}
+
+/// Starts a thread that sets its own CPU set to `set` before it runs `f`.
+///
+/// `name` is what system tools show; Linux keeps 15 bytes of it. Where threads can't be placed (not Linux), `set` is a
+/// description only.
+///
+/// # Errors
+/// When the system refuses the thread. A refused set is no error, see [`refusal`].
+pub fn spawn<T: Send + 'static>(
+    role: Role,
+    set: &CpuSet,
+    name: &str,
+    f: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    let set = set.clone();
+    let thread = name.to_owned();
+    std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        if let Err(error) = place_this_thread(&set) {
+            let refusal = Refusal { role, thread, set, reason: error.to_string() };
+            if FIRST.set(refusal.clone()).is_ok() {
+                tracing::warn!("{refusal}");
+            }
+        }
+        f()
+    })
+}
+
+#[cfg(target_os = "linux")]
+fn place_this_thread(set: &CpuSet) -> io::Result<()> {
+    use rustix::thread::CpuSet as Mask;
+    let mut mask = Mask::new();
+    for cpu in set.iter() {
+        if cpu >= Mask::MAX_CPU {
+            return Err(io::Error::other(format!(
+                "CPU {cpu} is beyond the {} that the call can name",
+                Mask::MAX_CPU
+            )));
+        }
+        mask.set(cpu);
+    }
+    Ok(rustix::thread::sched_setaffinity(None, &mask)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn place_this_thread(_set: &CpuSet) -> io::Result<()> {
+    Ok(())
+}
+
+/// The CPUs that the process's first thread may use, as the system call tells it.
+#[cfg(target_os = "linux")]
+pub(crate) fn process_mask() -> Option<CpuSet> {
+    use rustix::thread::CpuSet as Mask;
+    let mask = rustix::thread::sched_getaffinity(Some(rustix::process::getpid())).ok()?;
+    Some((0..Mask::MAX_CPU).filter(|&cpu| mask.is_set(cpu)).collect())
+}

@@ -1,0 +1,90 @@
+//! How much memory there is for this process: the machine's, and what its control group leaves of it.
+//!
+//! Owns the numbers, not what to do about them: planning is `strata-plan`'s. They are a moment's: `available` and `used`
+//! move.
+
+use std::fmt;
+
+use crate::source::SysTree;
+
+/// Memory of the machine and of the process's control group, in bytes. `None` where the system does not say.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryLimits {
+    /// The machine's memory.
+    pub total: Option<u64>,
+    /// What can be had without swapping (`MemAvailable`).
+    pub available: Option<u64>,
+    /// The tightest limit of a control group around the process.
+    pub cgroup: Option<CgroupMemory>,
+}
+
+/// A memory limit of a control group, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CgroupMemory {
+    /// The most that the group may use.
+    pub limit: u64,
+    /// What it uses now, less file pages that would give way.
+    pub used: u64,
+}
+
+impl CgroupMemory {
+    /// What is left below the limit.
+    pub fn room(&self) -> u64 {
+        self.limit.saturating_sub(self.used)
+    }
+}
+
+impl MemoryLimits {
+    /// What may still be allocated: the less of what the machine has available and what the control group leaves.
+    pub fn usable(&self) -> Option<u64> {
+        [self.available, self.cgroup.map(|c| c.room())].into_iter().flatten().min()
+    }
+
+    /// The most that this process could ever have: the less of the machine's memory and the control group's limit.
+    pub fn ceiling(&self) -> Option<u64> {
+        [self.total, self.cgroup.map(|c| c.limit)].into_iter().flatten().min()
+    }
+
+    /// From `/proc/meminfo`, and what the control groups say. A group's limit at or above the machine's memory is none.
+    pub(crate) fn read(tree: &dyn SysTree, cgroup: Option<CgroupMemory>) -> Self {
+        let text = tree.text("proc/meminfo").unwrap_or_default();
+        let entry = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+            kib.checked_mul(1024)
+        };
+        let total = entry("MemTotal");
+        let cgroup = cgroup.filter(|c| total.is_none_or(|total| c.limit < total));
+        Self { total, available: entry("MemAvailable").or_else(|| entry("MemFree")), cgroup }
+    }
+}
+
+/// `n` bytes as a person reads them: `31.3 GiB`.
+pub(crate) struct Bytes(pub(crate) u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(1u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+        match units.into_iter().find(|(unit, _)| self.0 >= *unit) {
+            Some((unit, name)) if self.0.is_multiple_of(unit) => write!(f, "{} {name}", self.0 / unit),
+            Some((unit, name)) => write!(f, "{:.1} {name}", self.0 as f64 / unit as f64),
+            None => write!(f, "{} B", self.0),
+        }
+    }
+}
+
+impl fmt::Display for MemoryLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.total {
+            Some(total) => write!(f, "{}", Bytes(total))?,
+            None => write!(f, "unknown size")?,
+        }
+        if let Some(available) = self.available {
+            write!(f, ", {} available", Bytes(available))?;
+        }
+        if let Some(cgroup) = self.cgroup {
+            write!(f, "; control group: limit {}, {} used", Bytes(cgroup.limit), Bytes(cgroup.used))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,90 @@
+//! Where the facts about a machine come from: a tree of small text files.
+//!
+//! [`HostTree`] is the machine's own `/proc` and `/sys`; [`MemoryTree`] is any machine, for tests. Paths have no leading
+//! slash. A file that is missing or unreadable is `None`: whether that matters is for the reader to say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+
+/// A tree of small text files, such as `/proc` and `/sys`.
+pub trait SysTree {
+    /// The text of a file, trimmed.
+    fn text(&self, path: &str) -> Option<String>;
+
+    /// The names in a directory, in no order; none if there is no such directory.
+    fn names(&self, directory: &str) -> Vec<String>;
+}
+
+/// The file system below a root, normally `/`.
+#[derive(Debug, Clone)]
+pub struct HostTree {
+    root: PathBuf,
+}
+
+impl HostTree {
+    /// The most bytes that are read of a file: beyond what the kernel shows in any file that is read here.
+    const MOST_BYTES: u64 = 1 << 20;
+
+    /// The tree below `root`.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+}
+
+impl SysTree for HostTree {
+    fn text(&self, path: &str) -> Option<String> {
+        let mut bytes = Vec::new();
+        File::open(self.root.join(path)).ok()?.take(Self::MOST_BYTES).read_to_end(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+    }
+
+    fn names(&self, directory: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.root.join(directory));
+        entries
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|e| e.file_name().to_string_lossy().into_owned())
+            .collect()
+    }
+}
+
+/// A tree in memory: path to text.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryTree {
+    files: BTreeMap<String, String>,
+}
+
+impl MemoryTree {
+    /// An empty tree: a machine that tells nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds or replaces a file.
+    pub fn put(&mut self, path: impl Into<String>, text: impl ToString) -> &mut Self {
+        self.files.insert(path.into(), text.to_string());
+        self
+    }
+
+    /// Removes a file and everything below that path.
+    pub fn cut(&mut self, path: &str) -> &mut Self {
+        self.files
+            .retain(|p, _| p != path && !p.strip_prefix(path).is_some_and(|rest| rest.starts_with('/')));
+        self
+    }
+}
+
+impl SysTree for MemoryTree {
+    fn text(&self, path: &str) -> Option<String> {
+        self.files.get(path).map(|text| text.trim().to_owned())
+    }
+
+    fn names(&self, directory: &str) -> Vec<String> {
+        let below = self.files.keys().filter_map(|p| p.strip_prefix(directory)?.strip_prefix('/'));
+        let names: BTreeSet<&str> = below.filter_map(|rest| rest.split('/').next()).collect();
+        names.into_iter().map(str::to_owned).collect()
+    }
+}
