@@ -1,0 +1,132 @@
+//! How experts are copied between tiers, and how host memory is made known to a device.
+//!
+//! A copy may still be running when [`CopyEngine::copy`] returns. Its destination is then inside the fence, and only waiting for
+//! the fence gives it back: reading too early, or reusing the destination under a running copy, does not compile.
+
+use memmap2::MmapMut;
+
+use crate::{Bytes, ExpertId, Extent, LayerSource};
+
+/// Why a copy failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// No memory for the copy.
+    #[error("{bytes} bytes of memory could not be allocated: {source}")]
+    Allocate {
+        /// How many.
+        bytes: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The destination is not as long as the expert.
+    #[error("the destination has {found} bytes where the expert has {expected}")]
+    Length {
+        /// The expert's bytes.
+        expected: usize,
+        /// The destination's bytes.
+        found: usize,
+    },
+    /// The source could not be read.
+    #[error("{0}")]
+    Read(String),
+}
+
+/// Copies an expert's bytes from its home into slots of one tier.
+pub trait CopyEngine: Send + Sync {
+    /// A place of that tier, exclusively owned.
+    type Slot;
+    /// A copy that was started, with the slot that it fills.
+    type Fence;
+
+    /// Starts to copy the gate, up and down bytes of an expert, one after the other, into `to`.
+    fn copy(&self, id: ExpertId, home: &LayerSource, to: Self::Slot) -> Result<Self::Fence, CopyError>;
+
+    /// Sleeps until the copy is done and returns the filled slot.
+    fn wait(&self, fence: Self::Fence) -> Result<Self::Slot, CopyError>;
+}
+
+/// Why a slice of host memory was not registered.
+#[derive(Debug, thiserror::Error)]
+#[error("{bytes} bytes of host memory could not be registered: {reason}")]
+pub struct RegisterError {
+    /// The slice's length.
+    pub bytes: usize,
+    /// What the device said.
+    pub reason: String,
+}
+
+/// Makes host memory readable by a device. Memory is registered in slices, and a slice that is refused stays usable
+/// as it was: the caller reports it and lets the device reach it another way.
+pub trait HostRegistrar: Send + Sync {
+    /// A registered slice. It keeps the memory alive, and dropping it ends the registration.
+    type Registration: Send;
+
+    /// Registers one slice.
+    fn register(&self, slice: Bytes) -> Result<Self::Registration, RegisterError>;
+}
+
+/// Anonymous memory for one expert, starting at a page. Pages cost nothing before they are written.
+#[derive(Debug)]
+pub struct HeapSlot(MmapMut);
+
+impl HeapSlot {
+    /// Maps `bytes` bytes.
+    pub fn new(bytes: usize) -> Result<HeapSlot, CopyError> {
+        MmapMut::map_anon(bytes).map(HeapSlot).map_err(|source| CopyError::Allocate { bytes, source })
+    }
+
+    /// The bytes, not to be written any more.
+    pub(crate) fn freeze(self) -> Bytes {
+        Bytes::new(std::sync::Arc::new(self.0))
+    }
+}
+
+/// Reads a part of an expert from the file that its home tensors are mapped from, into a buffer of the same length.
+/// Fails with one sentence that names the file.
+pub type ReadAt = Box<dyn Fn(ExpertId, &Extent, &mut [u8]) -> Result<(), String> + Send + Sync>;
+
+/// The copy engine of the heap tier.
+///
+/// Copies are done when [`CopyEngine::copy`] returns.
+pub struct HostCopy {
+    read: Option<ReadAt>,
+}
+
+impl HostCopy {
+    /// Copies from the mapping. The pages it reads become resident there too, until the system drops them.
+    pub fn from_mapping() -> HostCopy {
+        HostCopy { read: None }
+    }
+
+    /// Reads the file, so that the mapping's pages stay untouched.
+    pub fn from_file(read: ReadAt) -> HostCopy {
+        HostCopy { read: Some(read) }
+    }
+}
+
+impl CopyEngine for HostCopy {
+    type Slot = HeapSlot;
+    type Fence = HeapSlot;
+
+    fn copy(&self, id: ExpertId, home: &LayerSource, mut to: HeapSlot) -> Result<HeapSlot, CopyError> {
+        let (expected, found) = (home.expert_bytes(), to.0.len());
+        if expected != found {
+            return Err(CopyError::Length { expected, found });
+        }
+        let blob = home.blob(id.expert);
+        let mut rest = &mut to.0[..];
+        for (extent, bytes) in home.extents(id.expert).iter().zip([blob.gate, blob.up, blob.down]) {
+            let (part, behind) = rest.split_at_mut(bytes.len());
+            match &self.read {
+                Some(read) => read(id, extent, part).map_err(CopyError::Read)?,
+                None => part.copy_from_slice(bytes),
+            }
+            rest = behind;
+        }
+        Ok(to)
+    }
+
+    fn wait(&self, fence: HeapSlot) -> Result<HeapSlot, CopyError> {
+        Ok(fence)
+    }
+}

@@ -1,0 +1,97 @@
+//! What can go wrong with experts, as sentences.
+
+use crate::{CopyError, ExpertId};
+
+/// Why tensors can't be a layer's experts.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LayerError {
+    /// The tensor can't be divided among the experts.
+    #[error("the {tensor} tensor of {bytes} bytes can't be cut into {experts} equal experts")]
+    Uneven {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Its length.
+        bytes: usize,
+        /// How many experts.
+        experts: u16,
+    },
+    /// Gate and up rows of a fused tensor can't be equally long.
+    #[error("an expert's {bytes} bytes of the fused gate and up tensor can't be cut into halves")]
+    Odd {
+        /// An expert's bytes.
+        bytes: usize,
+    },
+}
+
+/// Why an expert's bytes can't be had or moved.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// No experts were added for this layer.
+    #[error("layer {layer} has no experts in the store")]
+    NoLayer {
+        /// The layer.
+        layer: u16,
+    },
+    /// The layer has fewer experts.
+    #[error("layer {} has no expert {}: it has {experts}", id.layer, id.expert)]
+    NoExpert {
+        /// Which expert was asked for.
+        id: ExpertId,
+        /// How many the layer has.
+        experts: u16,
+    },
+    /// A layer was added twice.
+    #[error("the experts of layer {layer} are in the store already")]
+    LayerTwice {
+        /// The layer.
+        layer: u16,
+    },
+    /// The expert moved since the handle was taken.
+    #[error("expert {} of layer {} moved since its handle was taken; take a new handle", id.expert, id.layer)]
+    Stale {
+        /// The expert.
+        id: ExpertId,
+    },
+    /// The expert is being read, so it can't move.
+    #[error("expert {} of layer {} is being read and can't move now; move it after this step", id.expert, id.layer)]
+    Pinned {
+        /// The expert.
+        id: ExpertId,
+    },
+    /// More readers than can be counted.
+    #[error("expert {} of layer {} has too many readers at once", id.expert, id.layer)]
+    TooManyPins {
+        /// The expert.
+        id: ExpertId,
+    },
+    /// The heap tier is as large as was planned.
+    #[error(
+        "expert {} of layer {} needs {needed} bytes of the heap tier, which has {left} of its planned {budget} left",
+        id.expert, id.layer
+    )]
+    HeapFull {
+        /// The expert.
+        id: ExpertId,
+        /// Its bytes.
+        needed: u64,
+        /// Bytes left.
+        left: u64,
+        /// Bytes planned.
+        budget: u64,
+    },
+    /// The expert could not be copied.
+    #[error("expert {} of layer {} could not be copied: {reason}", id.expert, id.layer)]
+    Copy {
+        /// The expert.
+        id: ExpertId,
+        /// Why.
+        #[source]
+        reason: CopyError,
+    },
+    /// The file under the mapped tier is not what was opened.
+    #[error("{reason}")]
+    Changed {
+        /// A sentence from whoever watches the file.
+        reason: String,
+    },
+}

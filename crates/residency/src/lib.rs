@@ -1,0 +1,30 @@
+//! Where every expert's bytes are and how they move.
+//!
+//! A model's routed experts are most of its bytes, and each has a home: a place inside three big tensors of the model
+//! file, read in place ([`Tier::Mapped`]). The [`ExpertStore`] knows these homes, keeps copies of some experts in
+//! anonymous memory ([`Tier::Heap`]), and gives the bytes to whoever computes with them, wherever they are.
+//!
+//! A reader takes an [`ExpertHandle`], which names an expert and the epoch of its residence, and pins it for as long
+//! as it reads ([`Pinned`]). An expert that moves starts a new epoch, so an old handle is refused, never misread; an
+//! expert that is pinned can't move. The protocol is the few lines of the `cell` module, and model-checked.
+//!
+//! Copies are made by a [`CopyEngine`]; [`HostCopy`] is the one for host memory.
+//!
+//! Does not know what the bytes mean, how they are computed with, which expert is worth a better place, or any device.
+//!
+//! Invariant: the bytes behind a handle that was pinned are those of its expert, in whatever tier, until the pin is
+//! dropped.
+
+mod bytes;
+mod cell;
+mod copy;
+mod error;
+mod source;
+mod store;
+mod sync;
+
+pub use bytes::Bytes;
+pub use copy::{CopyEngine, CopyError, HeapSlot, HostCopy, HostRegistrar, ReadAt, RegisterError};
+pub use error::{LayerError, StoreError};
+pub use source::{Blob, Extent, LayerSource, Tensor};
+pub use store::{Check, ExpertHandle, ExpertId, ExpertStore, Pinned, Progress, Tier, TierBytes};

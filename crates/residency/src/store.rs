@@ -1,0 +1,309 @@
+//! The expert store: which expert is in which tier, and the only way to its bytes.
+//!
+//! Built once from the layers' homes; from then on experts are read and moved through `&self` from any thread. Owns the heap tier's
+//! memory and keeps it within the planned budget.
+//!
+//! Invariant: the bytes counted for the heap tier are never fewer than it holds.
+
+use std::fmt;
+use std::ops::ControlFlow;
+
+use crate::cell::{Cell, Epoch, Pin, Refused};
+use crate::sync::{AtomicU64, Ordering};
+use crate::{Blob, Bytes, CopyEngine, HeapSlot, LayerSource, StoreError};
+
+/// Which expert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ExpertId {
+    /// The layer.
+    pub layer: u16,
+    /// The expert in its layer.
+    pub expert: u16,
+}
+
+/// A tier of memory that an expert can be in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Tier {
+    /// A copy in anonymous memory.
+    Heap,
+    /// Its home, pages of the model file.
+    Mapped,
+}
+
+/// An expert as it was when the handle was taken. Good until the expert moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertHandle {
+    id: ExpertId,
+    epoch: Epoch,
+}
+
+impl ExpertHandle {
+    /// Which expert.
+    pub fn id(&self) -> ExpertId {
+        self.id
+    }
+}
+
+/// Bytes of experts by the tier they are in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TierBytes {
+    /// In anonymous memory. Each expert's allocation is rounded up to whole pages on top of this.
+    pub heap: u64,
+    /// Read from the file's pages.
+    pub mapped: u64,
+}
+
+/// How far a [`ExpertStore::promote_all`] is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Experts done.
+    pub experts: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Where an expert's bytes are.
+#[derive(Debug, Default)]
+enum Residence {
+    #[default]
+    Home,
+    Copy(Bytes),
+}
+
+struct Layer {
+    source: LayerSource,
+    experts: Box<[Cell<Residence>]>,
+    heap: AtomicU64,
+}
+
+/// Says in one sentence how the file under the mapped tier differs from what was opened.
+pub type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// Every expert's bytes.
+pub struct ExpertStore {
+    layers: Vec<Option<Layer>>,
+    heap_budget: u64,
+    heap: AtomicU64,
+    check: Check,
+}
+
+impl fmt::Debug for ExpertStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExpertStore")
+            .field("layers", &self.layers.len())
+            .field("heap_budget", &self.heap_budget)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ExpertStore {
+    /// A store without layers, whose heap tier may hold `heap_budget` bytes. `check` watches the file that the layers are
+    /// mapped from; it is asked by [`ExpertStore::check`].
+    pub fn new(heap_budget: u64, check: Check) -> ExpertStore {
+        ExpertStore { layers: Vec::new(), heap_budget, heap: AtomicU64::new(0), check }
+    }
+
+    /// Adds a layer's experts, all in their home.
+    pub fn add_layer(&mut self, layer: u16, source: LayerSource) -> Result<(), StoreError> {
+        let index = usize::from(layer);
+        if self.layers.len() <= index {
+            self.layers.resize_with(index + 1, || None);
+        }
+        let place = &mut self.layers[index];
+        if place.is_some() {
+            return Err(StoreError::LayerTwice { layer });
+        }
+        let experts = (0..source.experts()).map(|_| Cell::new(Residence::Home)).collect();
+        *place = Some(Layer { source, experts, heap: AtomicU64::new(0) });
+        Ok(())
+    }
+
+    /// The layers that have experts, ascending, each with its home.
+    pub fn layers(&self) -> impl Iterator<Item = (u16, &LayerSource)> {
+        (0..).zip(&self.layers).filter_map(|(layer, place)| Some((layer, &place.as_ref()?.source)))
+    }
+
+    /// The expert as it is now.
+    pub fn handle(&self, id: ExpertId) -> Result<ExpertHandle, StoreError> {
+        let (_, cell) = self.find(id)?;
+        Ok(ExpertHandle { id, epoch: cell.epoch() })
+    }
+
+    /// Keeps an expert where it is and gives its bytes. One atomic addition; takes no lock and never waits.
+    ///
+    /// # Errors
+    /// [`StoreError::Stale`] if the expert moved since the handle was taken.
+    pub fn pin(&self, handle: &ExpertHandle) -> Result<Pinned<'_>, StoreError> {
+        let id = handle.id;
+        let (layer, cell) = self.find(id)?;
+        match cell.pin(handle.epoch) {
+            Ok(residence) => Ok(Pinned { layer, expert: id.expert, residence }),
+            Err(Refused::Stale) => Err(StoreError::Stale { id }),
+            Err(Refused::Pinned) => Err(StoreError::TooManyPins { id }),
+        }
+    }
+
+    /// Pins an expert wherever it is, for a reader who doesn't mind. Starts over only if the expert moved in
+    /// between.
+    pub fn pin_current(&self, id: ExpertId) -> Result<Pinned<'_>, StoreError> {
+        loop {
+            match self.pin(&self.handle(id)?) {
+                Err(StoreError::Stale { .. }) => continue,
+                other => return other,
+            }
+        }
+    }
+
+    /// The tier an expert is in.
+    pub fn tier(&self, id: ExpertId) -> Result<Tier, StoreError> {
+        Ok(self.pin_current(id)?.tier())
+    }
+
+    /// Copies an expert to the heap tier, where readers find it from then on. Nothing to do if it is there. The expert
+    /// can be read while it is copied; several threads may promote at once.
+    ///
+    /// # Errors
+    /// The tier is full, the copy fails, or the expert is pinned when the copy is done. It then stays where it was.
+    pub fn promote(&self, id: ExpertId, engine: &impl CopyEngine<Slot = HeapSlot>) -> Result<(), StoreError> {
+        let (layer, cell) = self.find(id)?;
+        let Some(epoch) = self.epoch_in(id, Tier::Mapped)? else { return Ok(()) };
+        let room = Room::reserve(self, layer, id)?;
+        let copy = HeapSlot::new(layer.source.expert_bytes())
+            .and_then(|slot| engine.copy(id, &layer.source, slot))
+            .and_then(|fence| engine.wait(fence))
+            .map_err(|reason| StoreError::Copy { id, reason })?;
+        match cell.replace(epoch, Residence::Copy(copy.freeze())) {
+            Ok(_) => {
+                room.keep();
+                Ok(())
+            }
+            // It moved meanwhile, so for a moment it was where it should go.
+            Err((Refused::Stale, _)) => Ok(()),
+            Err((Refused::Pinned, _)) => Err(StoreError::Pinned { id }),
+        }
+    }
+
+    /// Promotes experts in the order given, until done or until `progress`, called after each, says to break: what was
+    /// promoted then stays. To load in parallel, call it from several threads with their shares of the experts.
+    pub fn promote_all(
+        &self,
+        ids: impl IntoIterator<Item = ExpertId>,
+        engine: &impl CopyEngine<Slot = HeapSlot>,
+        mut progress: impl FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Progress, StoreError> {
+        let mut done = Progress::default();
+        for id in ids {
+            self.promote(id, engine)?;
+            done.experts += 1;
+            done.bytes += self.find(id)?.0.source.expert_bytes() as u64;
+            if progress(done).is_break() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Drops an expert's copy, so that it is read from its home again. Nothing to do if it is there.
+    ///
+    /// # Errors
+    /// The expert is pinned. It then stays where it was.
+    pub fn demote(&self, id: ExpertId) -> Result<(), StoreError> {
+        let (layer, cell) = self.find(id)?;
+        let Some(epoch) = self.epoch_in(id, Tier::Heap)? else { return Ok(()) };
+        match cell.replace(epoch, Residence::Home) {
+            Ok(copy) => {
+                drop(copy);
+                drop(Room { store: self, layer });
+                Ok(())
+            }
+            Err((Refused::Stale, _)) => Ok(()),
+            Err((Refused::Pinned, _)) => Err(StoreError::Pinned { id }),
+        }
+    }
+
+    /// A layer's bytes by tier. While experts move, one that is on its way counts for the heap tier.
+    pub fn layer_bytes(&self, layer: u16) -> Result<TierBytes, StoreError> {
+        let layer = self.layer(layer)?;
+        let all = layer.source.expert_bytes() as u64 * u64::from(layer.source.experts());
+        let heap = layer.heap.load(Ordering::Relaxed).min(all);
+        Ok(TierBytes { heap, mapped: all - heap })
+    }
+
+    /// Whether the file under the mapped tier is still what was opened. Meant to be asked once per window.
+    pub fn check(&self) -> Result<(), StoreError> {
+        (self.check)().map_err(|reason| StoreError::Changed { reason })
+    }
+
+    /// The expert's epoch if it is in `tier`.
+    fn epoch_in(&self, id: ExpertId, tier: Tier) -> Result<Option<Epoch>, StoreError> {
+        let pinned = self.pin_current(id)?;
+        Ok((pinned.tier() == tier).then(|| pinned.residence.epoch()))
+    }
+
+    fn layer(&self, layer: u16) -> Result<&Layer, StoreError> {
+        self.layers.get(usize::from(layer)).and_then(Option::as_ref).ok_or(StoreError::NoLayer { layer })
+    }
+
+    fn find(&self, id: ExpertId) -> Result<(&Layer, &Cell<Residence>), StoreError> {
+        let layer = self.layer(id.layer)?;
+        let cell = layer.experts.get(usize::from(id.expert));
+        Ok((layer, cell.ok_or(StoreError::NoExpert { id, experts: layer.source.experts() })?))
+    }
+}
+
+/// One expert's bytes in the count of the heap tier, until dropped.
+struct Room<'a> {
+    store: &'a ExpertStore,
+    layer: &'a Layer,
+}
+
+impl<'a> Room<'a> {
+    fn reserve(store: &'a ExpertStore, layer: &'a Layer, id: ExpertId) -> Result<Room<'a>, StoreError> {
+        let (needed, budget) = (layer.source.expert_bytes() as u64, store.heap_budget);
+        let within = |used: u64| used.checked_add(needed).filter(|&total| total <= budget);
+        store
+            .heap
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
+            .map_err(|used| StoreError::HeapFull { id, needed, left: budget.saturating_sub(used), budget })?;
+        layer.heap.fetch_add(needed, Ordering::Relaxed);
+        Ok(Room { store, layer })
+    }
+
+    /// Leaves the bytes in the count: an expert has moved in.
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        let bytes = self.layer.source.expert_bytes() as u64;
+        self.layer.heap.fetch_sub(bytes, Ordering::Relaxed);
+        self.store.heap.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// An expert that can't move while this lives.
+pub struct Pinned<'a> {
+    layer: &'a Layer,
+    expert: u16,
+    residence: Pin<'a, Residence>,
+}
+
+impl Pinned<'_> {
+    /// The expert's bytes.
+    pub fn blob(&self) -> Blob<'_> {
+        match &*self.residence {
+            Residence::Home => self.layer.source.blob(self.expert),
+            Residence::Copy(bytes) => self.layer.source.cut(bytes),
+        }
+    }
+
+    /// Where they are.
+    pub fn tier(&self) -> Tier {
+        match &*self.residence {
+            Residence::Home => Tier::Mapped,
+            Residence::Copy(_) => Tier::Heap,
+        }
+    }
+}
