@@ -11,9 +11,9 @@
 //! [`ALIGNMENT`] and add up to [`Plan::arena_bytes`].
 
 mod arena;
-mod limits;
+mod fit;
 mod plan;
 
 pub use arena::{Arena, ArenaError, Block};
-pub use limits::{Limits, LimitsError};
-pub use plan::{ALIGNMENT, Category, Item, Place, Plan, PlanError, Region, largest};
+pub use fit::{Limits, PlanError, largest};
+pub use plan::{ALIGNMENT, Category, Item, Place, Plan, Region};

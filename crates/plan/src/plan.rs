@@ -1,13 +1,11 @@
-//! The plan itself: items, the layout of the arena, the check against limits.
+//! The plan itself: items, their sums, the layout of the arena, the table for people.
 //!
-//! Owns the arithmetic. Sizes saturate instead of wrapping, and a saturated plan never passes [`Plan::check`]; a
-//! caller whose own product could overflow uses `saturating_mul` and gets the same sentence.
+//! Sizes saturate instead of wrapping, and a saturated plan never passes [`Plan::check`]: a caller whose own product
+//! could overflow uses `saturating_mul` and gets the same sentence.
 
 use std::fmt;
 
 use serde::Serialize;
-
-use crate::Limits;
 
 /// Every region of the arena starts at a multiple of this, bytes: a cache line, and the widest vector register.
 pub const ALIGNMENT: usize = 64;
@@ -38,8 +36,8 @@ impl Place {
     }
 }
 
-/// What memory is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+/// What memory is for, in the order of reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
     /// Dense weights.
@@ -59,17 +57,6 @@ pub enum Category {
 }
 
 impl Category {
-    /// All categories, in the order of reports.
-    pub const ALL: [Category; 7] = [
-        Category::Weights,
-        Category::Experts,
-        Category::Table,
-        Category::Recurrent,
-        Category::Cache,
-        Category::Window,
-        Category::Scratch,
-    ];
-
     /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
@@ -80,15 +67,6 @@ impl Category {
             Category::Cache => "cache",
             Category::Window => "window",
             Category::Scratch => "scratch",
-        }
-    }
-
-    /// The flag that makes this category smaller, where there is one.
-    fn flag(self) -> Option<&'static str> {
-        match self {
-            Category::Cache => Some("--context"),
-            Category::Window | Category::Scratch => Some("--window"),
-            Category::Weights | Category::Experts | Category::Table | Category::Recurrent => None,
         }
     }
 }
@@ -157,6 +135,22 @@ impl Plan {
         &self.items
     }
 
+    /// The items with those of one category, name and place added up, in the order of categories.
+    pub(crate) fn lines(&self) -> Vec<Item> {
+        let mut lines: Vec<Item> = Vec::new();
+        for item in &self.items {
+            let same = |line: &&mut Item| {
+                line.category == item.category && line.place == item.place && line.name == item.name
+            };
+            match lines.iter_mut().find(same) {
+                Some(line) => line.bytes = line.bytes.saturating_add(item.bytes),
+                None => lines.push(item.clone()),
+            }
+        }
+        lines.sort_by_key(|line| line.category);
+        lines
+    }
+
     /// Length of the arena that holds every region, bytes.
     pub fn arena_bytes(&self) -> usize {
         self.arena_bytes
@@ -171,138 +165,28 @@ impl Plan {
     pub fn by_category(&self, category: Category) -> u64 {
         sum(self.items.iter().filter(|item| item.category == category))
     }
-
-    /// Whether the anonymous memory of the plan fits what the machine has.
-    ///
-    /// Mapped pages don't have to fit: the system drops and reads them again. [`Plan::crowded_out`] says how many.
-    ///
-    /// # Errors
-    /// One sentence with what is needed, what is there, the biggest items and what to turn down.
-    pub fn check(&self, limits: &Limits) -> Result<(), PlanError> {
-        let needed = self.bytes(Place::Heap);
-        if needed <= limits.available && needed < u64::MAX {
-            return Ok(());
-        }
-        let mut biggest: Vec<&Item> =
-            self.items.iter().filter(|item| item.place == Place::Heap && item.bytes > 0).collect();
-        biggest.sort_by_key(|item| std::cmp::Reverse(item.bytes));
-        let mut flags: Vec<&'static str> = Vec::new();
-        for flag in biggest.iter().filter_map(|item| item.category.flag()) {
-            if !flags.contains(&flag) {
-                flags.push(flag);
-            }
-        }
-        biggest.truncate(3);
-        Err(PlanError {
-            needed,
-            available: limits.available,
-            source_of_limit: limits.source.clone(),
-            biggest: biggest.into_iter().cloned().collect(),
-            flags,
-        })
-    }
-
-    /// Bytes of mapped pages that can't stay in memory beside the plan's anonymous memory, and will be read again
-    /// from disk while running.
-    pub fn crowded_out(&self, limits: &Limits) -> u64 {
-        let room = limits.available.saturating_sub(self.bytes(Place::Heap));
-        self.bytes(Place::Mapped).saturating_sub(room)
-    }
 }
 
 fn sum<'a>(items: impl Iterator<Item = &'a Item>) -> u64 {
     items.fold(0, |total, item| total.saturating_add(item.bytes))
 }
 
-/// A table: a line per item, then the totals per place.
+/// A table: a line per category and name, then the totals per place.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.items.iter().map(|item| item.name.chars().count()).max().unwrap_or(0).max(4);
+        let lines = self.lines();
+        let width = lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0).max(4);
         writeln!(f, "{:<10} {:<width$} {:<6} {:>12}", "for", "what", "place", "MiB")?;
-        for category in Category::ALL {
-            for item in self.items.iter().filter(|item| item.category == category) {
-                let (category, place) = (item.category.name(), item.place.name());
-                writeln!(f, "{category:<10} {:<width$} {place:<6} {:>12.2}", item.name, mib(item.bytes))?;
-            }
-        }
-        for place in Place::ALL.into_iter().filter(|&place| self.bytes(place) > 0) {
-            writeln!(
-                f,
-                "{:<10} {:<width$} {:<6} {:>12.2}",
-                "total",
-                "",
-                place.name(),
-                mib(self.bytes(place))
-            )?;
+        let totals = Place::ALL.map(|place| ("total", "", place, self.bytes(place)));
+        let rows = lines.iter().map(|line| (line.category.name(), &*line.name, line.place, line.bytes));
+        for (category, name, place, bytes) in rows.chain(totals.into_iter().filter(|total| total.3 > 0)) {
+            writeln!(f, "{category:<10} {name:<width$} {:<6} {:>12.2}", place.name(), mib(bytes))?;
         }
         Ok(())
     }
 }
 
-fn mib(bytes: u64) -> f64 {
+/// In the unit of reports.
+pub(crate) fn mib(bytes: u64) -> f64 {
     bytes as f64 / (1 << 20) as f64
-}
-
-/// A plan that needs more than there is.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub struct PlanError {
-    /// Anonymous memory of the plan, bytes; `u64::MAX` where the sum is larger.
-    pub needed: u64,
-    /// What the machine has left, bytes.
-    pub available: u64,
-    /// Which limit that is.
-    pub source_of_limit: String,
-    /// The largest anonymous items, largest first.
-    pub biggest: Vec<Item>,
-    /// Flags that would make it smaller, the most promising first.
-    pub flags: Vec<&'static str>,
-}
-
-impl fmt::Display for PlanError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.needed == u64::MAX {
-            write!(f, "the plan needs more bytes than a number can hold")?;
-        } else {
-            write!(f, "the plan needs {:.1} MiB of memory", mib(self.needed))?;
-        }
-        write!(f, ", but {} leaves {:.1} MiB", self.source_of_limit, mib(self.available))?;
-        for (index, item) in self.biggest.iter().enumerate() {
-            let lead = if index == 0 { "; the largest parts are " } else { ", " };
-            write!(f, "{lead}{} ({}) with {:.1} MiB", item.name, item.category.name(), mib(item.bytes))?;
-        }
-        if !self.flags.is_empty() {
-            write!(f, "; lower {}", self.flags.join(" or "))?;
-        }
-        Ok(())
-    }
-}
-
-/// The largest value in `lo..=hi` that fits, where everything below a fitting value fits too; `None` where even `lo`
-/// doesn't. Asks about `log2(hi - lo)` times.
-///
-/// ```
-/// # use strata_plan::{Category, Limits, Plan, largest};
-/// let limits = Limits { available: 1 << 20, total: 1 << 20, source: "MemAvailable".into() };
-/// let plan_for = |context: usize| {
-///     let mut plan = Plan::new();
-///     plan.heap(Category::Cache, "keys and values", context.saturating_mul(24 << 10));
-///     plan
-/// };
-/// assert_eq!(largest(1, 262_144, |context| plan_for(context).check(&limits).is_ok()), Some(42));
-/// ```
-pub fn largest(lo: usize, hi: usize, mut fits: impl FnMut(usize) -> bool) -> Option<usize> {
-    if lo > hi || !fits(lo) {
-        return None;
-    }
-    // `good` fits; everything above `bad_below` is either unknown or outside.
-    let (mut good, mut high) = (lo, hi);
-    while good < high {
-        let middle = good + (high - good).div_ceil(2);
-        if fits(middle) {
-            good = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    Some(good)
 }

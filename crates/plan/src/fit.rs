@@ -1,0 +1,125 @@
+//! Whether a plan fits, and the largest setting with which it does.
+//!
+//! Pure functions of the plan and of numbers that somebody else measured.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::plan::mib;
+use crate::{Category, Item, Place, Plan};
+
+/// What the machine lets this process have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Limits {
+    /// Bytes that can still be taken.
+    pub available: u64,
+    /// Bytes that there are in all.
+    pub total: u64,
+    /// Which limit that is, e.g. `MemAvailable` or `cgroup memory.max`.
+    pub source: String,
+}
+
+/// The flag that makes a category smaller, where there is one.
+fn flag(category: Category) -> Option<&'static str> {
+    match category {
+        Category::Cache => Some("--context"),
+        Category::Window | Category::Scratch => Some("--window"),
+        Category::Weights | Category::Experts | Category::Table | Category::Recurrent => None,
+    }
+}
+
+impl Plan {
+    /// Whether the anonymous memory of the plan fits what the machine has.
+    ///
+    /// Mapped pages don't have to fit: the system drops and reads them again. [`Plan::crowded_out`] says how many.
+    ///
+    /// # Errors
+    /// One sentence with what is needed, what is there, the biggest items and what to turn down.
+    pub fn check(&self, limits: &Limits) -> Result<(), PlanError> {
+        let needed = self.bytes(Place::Heap);
+        if needed <= limits.available && needed < u64::MAX {
+            return Ok(());
+        }
+        let mut biggest = self.lines();
+        biggest.retain(|item| item.place == Place::Heap && item.bytes > 0);
+        biggest.sort_by_key(|item| std::cmp::Reverse(item.bytes));
+        let mut flags: Vec<&'static str> = Vec::new();
+        for flag in biggest.iter().filter_map(|item| flag(item.category)) {
+            if !flags.contains(&flag) {
+                flags.push(flag);
+            }
+        }
+        biggest.truncate(3);
+        Err(PlanError { needed, limits: limits.clone(), biggest, flags })
+    }
+
+    /// Bytes of mapped pages that can't stay in memory beside the plan's anonymous memory, and will be read again
+    /// from disk while running.
+    pub fn crowded_out(&self, limits: &Limits) -> u64 {
+        let room = limits.available.saturating_sub(self.bytes(Place::Heap));
+        self.bytes(Place::Mapped).saturating_sub(room)
+    }
+}
+
+/// A plan that needs more than there is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub struct PlanError {
+    /// Anonymous memory of the plan, bytes; `u64::MAX` where the sum is larger.
+    pub needed: u64,
+    /// What there is.
+    pub limits: Limits,
+    /// The largest anonymous items, largest first, those of one name added up.
+    pub biggest: Vec<Item>,
+    /// Flags that would make it smaller, the most promising first.
+    pub flags: Vec<&'static str>,
+}
+
+impl fmt::Display for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.needed == u64::MAX {
+            write!(f, "the plan needs more bytes than a number can hold")?;
+        } else {
+            write!(f, "the plan needs {:.1} MiB of memory", mib(self.needed))?;
+        }
+        let Limits { available, total, source } = &self.limits;
+        write!(f, ", but {source} leaves {:.1} of {:.1} MiB", mib(*available), mib(*total))?;
+        for (index, item) in self.biggest.iter().enumerate() {
+            let lead = if index == 0 { "; the largest parts are " } else { ", " };
+            write!(f, "{lead}{} ({}) with {:.1} MiB", item.name, item.category.name(), mib(item.bytes))?;
+        }
+        if !self.flags.is_empty() {
+            write!(f, "; lower {}", self.flags.join(" or "))?;
+        }
+        Ok(())
+    }
+}
+
+/// The largest value in `lo..=hi` that fits, where everything below a fitting value fits too; `None` where even `lo`
+/// doesn't. Asks about `log2(hi - lo)` times.
+///
+/// ```
+/// # use strata_plan::{Category, Limits, Plan, largest};
+/// let limits = Limits { available: 1 << 20, total: 1 << 20, source: "MemAvailable".into() };
+/// let plan_for = |context: usize| {
+///     let mut plan = Plan::new();
+///     plan.heap(Category::Cache, "keys and values", context.saturating_mul(24 << 10));
+///     plan
+/// };
+/// assert_eq!(largest(1, 262_144, |context| plan_for(context).check(&limits).is_ok()), Some(42));
+/// ```
+pub fn largest(mut lo: usize, mut hi: usize, mut fits: impl FnMut(usize) -> bool) -> Option<usize> {
+    if lo > hi || !fits(lo) {
+        return None;
+    }
+    // `lo` fits; nothing above `hi` does.
+    while lo < hi {
+        let middle = lo + (hi - lo).div_ceil(2);
+        if fits(middle) {
+            lo = middle;
+        } else {
+            hi = middle - 1;
+        }
+    }
+    Some(lo)
+}
