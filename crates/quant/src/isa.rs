@@ -155,7 +155,6 @@ impl FromStr for Isa {
 ///     assert_eq!(largest(isa, &out), 2.2627418);
 /// }
 /// ```
-#[cfg(x86_paths)]
 #[macro_export]
 macro_rules! dispatch {
     ($(#[$meta:meta])* $vis:vis fn $name:ident(isa $(, $arg:ident: $ty:ty)* $(,)?) $(-> $ret:ty)? $body:block) => {
@@ -165,37 +164,46 @@ macro_rules! dispatch {
             #[inline(always)]
             #[allow(clippy::too_many_arguments)]
             fn body($($arg: $ty),*) $(-> $ret)? $body
-            #[target_feature(enable = "avx2,fma,f16c,bmi2")]
-            #[allow(clippy::too_many_arguments)]
-            fn avx2($($arg: $ty),*) $(-> $ret)? {
-                body($($arg),*)
-            }
-            #[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512vl,avx512dq")]
-            #[allow(clippy::too_many_arguments)]
-            fn avx512($($arg: $ty),*) $(-> $ret)? {
-                body($($arg),*)
-            }
-            match isa {
-                $crate::Isa::Scalar => body($($arg),*),
-                // SAFETY: the value proves that the processor has the features (invariant of `Isa`).
-                $crate::Isa::Avx2(_) | $crate::Isa::AvxVnni(_) => unsafe { avx2($($arg),*) },
-                // SAFETY: as above.
-                $crate::Isa::Avx512(_) => unsafe { avx512($($arg),*) },
-            }
+            $crate::__instances!(isa; body; ($($arg: $ty),*) $(-> $ret)?)
         }
     };
 }
 
-/// Compiles a function once per instruction set and picks the instance by an [`Isa`]. In this build there is only
-/// the plain one.
-#[cfg(not(x86_paths))]
+/// The instances of [`dispatch!`] and the choice between them.
+#[cfg(x86_paths)]
+#[doc(hidden)]
 #[macro_export]
-macro_rules! dispatch {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident(isa $(, $arg:ident: $ty:ty)* $(,)?) $(-> $ret:ty)? $body:block) => {
-        $(#[$meta])*
+macro_rules! __instances {
+    ($isa:ident; $body:ident; ($($arg:ident: $ty:ty),*) $(-> $ret:ty)?) => {{
+        #[target_feature(enable = "avx2,fma,f16c,bmi2")]
         #[allow(clippy::too_many_arguments)]
-        $vis fn $name(_isa: $crate::Isa $(, $arg: $ty)*) $(-> $ret)? $body
-    };
+        fn avx2($($arg: $ty),*) $(-> $ret)? {
+            $body($($arg),*)
+        }
+        #[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512vl,avx512dq")]
+        #[allow(clippy::too_many_arguments)]
+        fn avx512($($arg: $ty),*) $(-> $ret)? {
+            $body($($arg),*)
+        }
+        match $isa {
+            $crate::Isa::Scalar => $body($($arg),*),
+            // SAFETY: the value proves that the processor has the features (invariant of `Isa`).
+            $crate::Isa::Avx2(_) | $crate::Isa::AvxVnni(_) => unsafe { avx2($($arg),*) },
+            // SAFETY: as above.
+            $crate::Isa::Avx512(_) => unsafe { avx512($($arg),*) },
+        }
+    }};
+}
+
+/// In this build there is only the plain instance.
+#[cfg(not(x86_paths))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __instances {
+    ($isa:ident; $body:ident; ($($arg:ident: $ty:ty),*) $(-> $ret:ty)?) => {{
+        let _ = $isa;
+        $body($($arg),*)
+    }};
 }
 
 #[cfg(test)]

@@ -96,7 +96,8 @@ fn limits() {
 #[test]
 fn slices_have_the_scalar_bits() {
     type Slice = fn(Isa, &mut [f32]);
-    let functions: [(Slice, fn(f32) -> f32); 6] = [
+    type Scalar = fn(f32) -> f32;
+    let functions: [(Slice, Scalar); 6] = [
         (float::exp, math::exp),
         (float::sigmoid, math::sigmoid),
         (float::silu, math::silu),

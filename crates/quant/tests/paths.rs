@@ -73,7 +73,7 @@ fn tame(format: Format, bytes: &mut [u8], seed: u64) {
         for (i, &at) in at.iter().enumerate() {
             // Exponent 7..23 of 31: far from infinite, some negative.
             block[at] = pick[1 + i];
-            block[at + 1] = pick[3] & 0x80 | 0x1c + (pick[2] & 0x3f) % 0x40;
+            block[at + 1] = (pick[3] & 0x80) | (0x1c + (pick[2] & 0x3f));
         }
         match format {
             Format::Iq1M => block[55] = block[55] & 0x0f | 0x30,
