@@ -19,7 +19,7 @@ use crate::value::{Array, Value, ValueType};
 use std::collections::HashSet;
 
 /// The longest header that is read. The largest real ones, with 250,000 tokens and merges, have 11 MB.
-pub const MAX_HEADER: u64 = 1 << 30;
+pub const MAX_HEADER: u64 = 1 << 28;
 /// The longest key, in bytes (the format's own limit).
 pub const MAX_KEY: u64 = 65_535;
 /// The longest tensor name, in bytes.

@@ -10,7 +10,7 @@ use crate::error::{Error, ShardProblem, printable, printable_path};
 use crate::header::{Header, TensorInfo};
 use crate::mapping::Mapping;
 use crate::metadata::Metadata;
-use crate::shards::{COUNT_KEY, ShardName, Split, join, shard_error};
+use crate::shards::{ShardName, Split, join, misnamed, shard_error};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
@@ -108,8 +108,7 @@ impl Gguf {
         let split = Split::of(&header)?;
         let (shards, headers) = match (split, ShardName::of(path)) {
             (None, Some(name)) if name.count > 1 => {
-                let (number, count) = (name.number, name.count);
-                return Err(shard_error(&header, ShardProblem::NoKey { number, count, key: COUNT_KEY }));
+                return Err(misnamed(&header, name.number, name.count, None));
             }
             (None, _) => (vec![shard], vec![header]),
             (Some(Split { no, count }), None) => {
@@ -226,9 +225,7 @@ fn open_siblings(
 ) -> Result<(Vec<Shard>, Vec<Header>), Error> {
     let (number, count) = (name.number, name.count);
     if split.no + 1 != number || split.count != count {
-        let (found_number, found_count) = (split.no + 1, split.count);
-        let problem = ShardProblem::Misnamed { number, count, found_number, found_count };
-        return Err(shard_error(&header, problem));
+        return Err(misnamed(&header, number, count, Some(split)));
     }
     let beside = header.file.clone();
     let mut opened = Some((shard, header));

@@ -141,15 +141,24 @@ pub fn join(headers: Vec<Header>) -> Result<(Metadata, Vec<TensorInfo>), Error> 
 }
 
 fn check_place(header: &Header, place: u64, count: u64) -> Result<(), Error> {
-    let number = place + 1;
-    let problem = match Split::of(header)? {
-        Some(split) if split.no == place && split.count == count => return Ok(()),
+    match Split::of(header)? {
+        Some(split) if split.no == place && split.count == count => Ok(()),
+        split => Err(misnamed(header, place + 1, count, split)),
+    }
+}
+
+/// The error of a file whose name says shard `number` of `count`, but whose keys say something else.
+pub(crate) fn misnamed(header: &Header, number: u64, count: u64, split: Option<Split>) -> Error {
+    let problem = match split {
         Some(Split { no, count: found_count }) => {
             ShardProblem::Misnamed { number, count, found_number: no + 1, found_count }
         }
+        None if header.metadata.contains(COUNT_KEY) => {
+            ShardProblem::Misnamed { number, count, found_number: 1, found_count: 1 }
+        }
         None => ShardProblem::NoKey { number, count, key: COUNT_KEY },
     };
-    Err(shard_error(header, problem))
+    shard_error(header, problem)
 }
 
 /// Adds the keys of a later shard, which must not contradict those already there.
@@ -172,4 +181,36 @@ fn merge(metadata: &mut Metadata, header: &Header, first: &str) -> Result<(), Er
 /// Equal, or the same integer in another width.
 fn says_the_same(a: &Value, b: &Value) -> bool {
     a == b || matches!((a.as_integer(), b.as_integer()), (Some(x), Some(y)) if x == y)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Oracle: the naming scheme, five digits counted from 1.
+    #[test]
+    fn names_of_shards() {
+        let name = |text: &str| ShardName::of(Path::new(text)).map(|n| (n.number, n.count));
+        assert_eq!(name("d/m-00001-of-00003.gguf"), Some((1, 3)));
+        assert_eq!(name("m-Q4_K-of-x-00012-of-00012.gguf"), Some((12, 12)));
+        assert_eq!(name("m-100000-of-100001.gguf"), Some((100_000, 100_001)));
+        for other in [
+            "m.gguf",
+            "m-00001-of-00003",
+            "m-00004-of-00003.gguf",
+            "m-00000-of-00003.gguf",
+            "m-1-of-3.gguf",
+            "m-000001-of-000003.gguf",
+            "m-+0001-of-00003.gguf",
+            "m-99999999999999999999-of-99999999999999999999.gguf",
+            "00001-of-00003.gguf",
+        ] {
+            assert_eq!(name(other), None, "{other}");
+        }
+        let name = ShardName::of(Path::new("d/m-00002-of-00003.gguf"));
+        assert_eq!(name.map(|n| n.path(3)), Some(PathBuf::from("d/m-00003-of-00003.gguf")));
+        let whole = |path: &str| ShardName::from_whole(Path::new(path), 2).path(2);
+        assert_eq!(whole("d.x/m.v1.gguf"), PathBuf::from("d.x/m.v1-00002-of-00002.gguf"));
+        assert_eq!(whole("d.x/m"), PathBuf::from("d.x/m-00002-of-00002.gguf"));
+    }
 }

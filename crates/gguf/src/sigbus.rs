@@ -143,3 +143,34 @@ fn report(slot: &Slot) {
         libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Oracle: the ranges registered. Also that a full table is an error and that slots come back.
+    #[test]
+    fn the_table_finds_maps_by_address() {
+        const BASE: usize = 1 << 40;
+        let path = |i: usize| format!("{}/{i}.gguf", "d".repeat(300));
+        let watches: Vec<Watch> =
+            (0..SLOTS).map(|i| Watch::new(BASE + i * 100, 50, path(i).as_ref()).unwrap()).collect();
+        let error = Watch::new(1, 1, "one/more.gguf".as_ref()).unwrap_err();
+        assert_eq!(error.to_string(), "one/more.gguf: too many mapped files (at most 1024 at once)");
+        for i in [0, 1, 500, SLOTS - 1] {
+            let name = |address| {
+                let slot = watched(address)?;
+                let bytes = slot.name.iter().take(slot.name_len.load(Ordering::Relaxed));
+                Some(bytes.map(|b| b.load(Ordering::Relaxed)).collect::<Vec<u8>>())
+            };
+            let text = path(i);
+            let kept = &text.as_bytes()[text.len() - NAME..];
+            assert_eq!(name(BASE + i * 100).as_deref(), Some(kept));
+            assert_eq!(name(BASE + i * 100 + 49).as_deref(), Some(kept));
+            assert_eq!(name(BASE + i * 100 + 50), None);
+        }
+        drop(watches);
+        assert!(watched(BASE).is_none());
+        assert!(Watch::new(BASE, 1, "again.gguf".as_ref()).is_ok());
+    }
+}

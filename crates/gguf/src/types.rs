@@ -169,3 +169,34 @@ impl fmt::Display for TensorType {
         f.write_str(self.name())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Oracle: the definition of the table: ids and names find their type again, and ids 0 to 42 have no gap.
+    #[test]
+    fn ids_and_names_are_unique() {
+        for (i, &ty) in TensorType::ALL.iter().enumerate() {
+            assert_eq!(ty.id() as usize, i);
+            assert_eq!(TensorType::from_id(ty.id()), Some(ty));
+            assert_eq!(TensorType::from_name(ty.name()), Some(ty));
+            assert_eq!(TensorType::from_name(&ty.name().to_lowercase()), Some(ty));
+            assert!(ty.block_len() > 0 && ty.block_bytes() > 0);
+        }
+        assert_eq!(TensorType::ALL.len(), 43);
+        assert_eq!(TensorType::from_id(43), None);
+        assert_eq!(TensorType::from_id(u32::MAX), None);
+        assert_eq!(TensorType::from_name("Q4"), None);
+    }
+
+    /// Oracle: counted by hand. A row is whole blocks, and no length overflows.
+    #[test]
+    fn rows_are_whole_blocks() {
+        assert_eq!(TensorType::Q4_K.row_bytes(2560), Some(1440));
+        assert_eq!(TensorType::Q4_K.row_bytes(2561), None);
+        assert_eq!(TensorType::F32.row_bytes(3), Some(12));
+        assert_eq!(TensorType::F32.row_bytes(u64::MAX), None);
+        assert_eq!(TensorType::IQ4_XS.row_bytes(0), Some(0));
+    }
+}

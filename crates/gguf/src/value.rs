@@ -300,6 +300,10 @@ impl From<&str> for Value {
 /// How many array elements [`Value`]'s `Display` shows before it says how many more there are.
 const SHOWN: usize = 6;
 
+fn quoted(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    write!(f, "\"{}\"", printable(text).replace('"', "\\\""))
+}
+
 impl fmt::Display for Value {
     /// One line for people: strings quoted and cut, arrays shortened.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -315,7 +319,7 @@ impl fmt::Display for Value {
             Value::F32(v) => write!(f, "{v:?}"),
             Value::F64(v) => write!(f, "{v:?}"),
             Value::Bool(v) => v.fmt(f),
-            Value::String(v) => write!(f, "\"{}\"", printable(v)),
+            Value::String(v) => quoted(f, v),
             Value::Array(v) => v.fmt(f),
         }
     }
@@ -341,7 +345,7 @@ impl fmt::Display for Array {
             f.write_str("]")
         }
         match self {
-            Array::String(v) => list(f, v, |f, s| write!(f, "\"{}\"", printable(s))),
+            Array::String(v) => list(f, v, |f, s| quoted(f, s)),
             Array::Array(v) => list(f, v, |f, a| a.fmt(f)),
             Array::U8(v) => list(f, v, |f, x| write!(f, "{x}")),
             Array::I8(v) => list(f, v, |f, x| write!(f, "{x}")),

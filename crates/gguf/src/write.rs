@@ -32,7 +32,7 @@ pub struct Outline {
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
     names: HashSet<String>,
-    /// The number of the first tensor of each shard after the first.
+    /// Numbers of tensors before which a shard begins, ascending.
     cuts: Vec<usize>,
     split_bytes: Option<u64>,
     overwrite: bool,
@@ -189,7 +189,8 @@ impl Outline {
             let entry = encode::entry_bytes(&tensor.name, tensor.shape.len());
             let full = file_bytes(header + entry, data.saturating_add(bytes)) > limit;
             let occupied = groups.last().is_some_and(|group: &Vec<_>| !group.is_empty());
-            if (occupied && full) || (self.cuts.contains(&i) && (occupied || groups.len() == 1)) {
+            if (occupied && full) || (self.cuts.binary_search(&i).is_ok() && (occupied || groups.len() == 1))
+            {
                 groups.push(Vec::new());
                 (header, data) = (later, 0);
             }
