@@ -32,7 +32,7 @@ impl Mapping {
         shards.iter().map(map).collect::<Result<_, _>>().map(|maps| Self { maps })
     }
 
-    /// The data of `tensor`.
+    /// The data of `tensor`. Its address is a multiple of the shard's alignment (at least 8), up to a page.
     ///
     /// # Panics
     /// If `tensor` isn't one of the model that this mapping was made from.

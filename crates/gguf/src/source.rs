@@ -46,7 +46,9 @@ impl ReadAt for [u8] {
     }
 }
 
-/// Bytes that one read fetches.
+/// Bytes that the first read fetches; each further one fetches twice as many as the one before,
+const FIRST_READ: usize = 8 << 10;
+/// up to this many.
 const BUFFER: usize = 256 << 10;
 
 /// A position in a source, with a read-ahead buffer.
@@ -138,7 +140,8 @@ impl<'a, S: ReadAt + ?Sized> Cursor<'a, S> {
         } else if out.len() >= BUFFER {
             self.fill_at(out, self.position)?;
         } else {
-            let size = self.left().min(BUFFER as u64) as usize;
+            let ahead = (2 * self.buffer.len()).clamp(FIRST_READ, BUFFER).max(out.len());
+            let size = self.left().min(ahead as u64) as usize;
             let mut buffer = std::mem::take(&mut self.buffer);
             buffer.resize(size, 0);
             self.fill_at(&mut buffer, self.position)?;

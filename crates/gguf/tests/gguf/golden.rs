@@ -67,6 +67,15 @@ fn mapped_bytes_are_the_bytes_read_by_position() {
     assert_eq!(embedding.shape[0], width);
 }
 
+/// Models and maps go to other threads.
+#[test]
+fn models_and_maps_are_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Gguf>();
+    shared::<strata_gguf::Mapping>();
+    shared::<strata_gguf::write::Writer>();
+}
+
 /// Oracle: the constants in the file as the `gguf` Python package prints them. They exceed 2^53: a reader that goes
 /// through floats gets them wrong.
 #[test]

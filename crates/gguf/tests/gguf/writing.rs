@@ -1,10 +1,11 @@
 //! The writer: what it leaves on the disk, and that it leaves nothing when it fails.
 
+use crate::raw::{Raw, array, entry, pair, string};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 use strata_gguf::write::Outline;
-use strata_gguf::{Gguf, Metadata, TensorType, Value};
+use strata_gguf::{Array, Gguf, Metadata, TensorType, Value};
 
 fn metadata() -> Metadata {
     [("general.architecture", "test")].into_iter().collect()
@@ -20,6 +21,39 @@ fn files(folder: &Path) -> Vec<String> {
 /// Byte `i` of tensor `t` in these tests.
 fn byte(t: usize, i: usize) -> u8 {
     (t * 131 + i * 7 + i / 251) as u8
+}
+
+/// Oracle: the same file put together by hand from the format's description.
+#[test]
+fn the_bytes_are_those_of_the_format() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    let mut metadata = metadata();
+    metadata.insert("a.u64s", vec![u64::MAX, 1]);
+    metadata.insert("b.nested", Array::Array(vec![Array::I16(vec![-2]), Array::String(vec!["é".into()])]));
+    metadata.insert("c.f64", 0.1f64);
+    metadata.insert("d.bool", true);
+    let mut outline = Outline::new(metadata);
+    outline.tensor("x", &[3], TensorType::F32).unwrap();
+    outline.tensor("y", &[32, 2], TensorType::Q8_0).unwrap();
+    let writer = outline.create(&path).unwrap();
+    writer.write_at(0, 0, &[0xaa; 12]).unwrap();
+    writer.write_at(1, 0, &[0xbb; 68]).unwrap();
+    writer.finish().unwrap();
+
+    let nested = [array(3, 1, &(-2i16).to_le_bytes()), array(8, 1, &string("é"))].concat();
+    let mut raw = Raw { entries: Vec::new(), ..Raw::valid() }
+        .pair(pair("a.u64s", 9, &array(10, 2, &[u64::MAX.to_le_bytes(), 1u64.to_le_bytes()].concat())))
+        .pair(pair("b.nested", 9, &array(9, 2, &nested)))
+        .pair(pair("c.f64", 12, &0.1f64.to_le_bytes()))
+        .pair(pair("d.bool", 7, &[1]));
+    raw.entries = vec![entry("x", &[3], 0, 0), entry("y", &[32, 2], 8, 32)];
+    raw.data = 32 + 96;
+    let mut expected = raw.bytes();
+    let data = expected.len() - raw.data;
+    expected[data..data + 12].fill(0xaa);
+    expected[data + 32..data + 100].fill(0xbb);
+    assert!(fs::read(&path).unwrap() == expected);
 }
 
 /// Oracle: the pattern written. Four threads write pieces of all tensors in a scrambled order.
