@@ -3,6 +3,8 @@
 //! A copy may still be running when [`CopyEngine::copy`] returns. Its destination is then inside the fence, and only waiting for
 //! the fence gives it back: reading too early, or reusing the destination under a running copy, does not compile.
 
+use std::sync::Arc;
+
 use memmap2::MmapMut;
 
 use crate::{Bytes, ExpertId, Extent, LayerSource};
@@ -31,6 +33,13 @@ pub enum CopyError {
     Read(String),
 }
 
+impl CopyError {
+    pub(crate) fn check_length(home: &LayerSource, copy: &[u8]) -> Result<(), CopyError> {
+        let (expected, found) = (home.expert_bytes(), copy.len());
+        if expected == found { Ok(()) } else { Err(CopyError::Length { expected, found }) }
+    }
+}
+
 /// Copies an expert's bytes from its home into slots of one tier.
 pub trait CopyEngine: Send + Sync {
     /// A place of that tier, exclusively owned.
@@ -38,7 +47,8 @@ pub trait CopyEngine: Send + Sync {
     /// A copy that was started, with the slot that it fills.
     type Fence;
 
-    /// Starts to copy the gate, up and down bytes of an expert, one after the other, into `to`.
+    /// Starts to copy the gate, up and down bytes of an expert, one after the other, into `to`. A copy that runs on
+    /// after the return keeps a clone of `home`.
     fn copy(&self, id: ExpertId, home: &LayerSource, to: Self::Slot) -> Result<Self::Fence, CopyError>;
 
     /// Sleeps until the copy is done and returns the filled slot.
@@ -75,9 +85,14 @@ impl HeapSlot {
         MmapMut::map_anon(bytes).map(HeapSlot).map_err(|source| CopyError::Allocate { bytes, source })
     }
 
+    /// The bytes, all zeros at first.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
     /// The bytes, not to be written any more.
     pub(crate) fn freeze(self) -> Bytes {
-        Bytes::new(std::sync::Arc::new(self.0))
+        Bytes::new(Arc::new(self.0))
     }
 }
 
@@ -109,12 +124,9 @@ impl CopyEngine for HostCopy {
     type Fence = HeapSlot;
 
     fn copy(&self, id: ExpertId, home: &LayerSource, mut to: HeapSlot) -> Result<HeapSlot, CopyError> {
-        let (expected, found) = (home.expert_bytes(), to.0.len());
-        if expected != found {
-            return Err(CopyError::Length { expected, found });
-        }
+        CopyError::check_length(home, to.bytes_mut())?;
         let blob = home.blob(id.expert);
-        let mut rest = &mut to.0[..];
+        let mut rest = to.bytes_mut();
         for (extent, bytes) in home.extents(id.expert).iter().zip([blob.gate, blob.up, blob.down]) {
             let (part, behind) = rest.split_at_mut(bytes.len());
             match &self.read {

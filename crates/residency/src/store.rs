@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 
 use crate::cell::{Cell, Epoch, Pin, Refused};
 use crate::sync::{AtomicU64, Ordering};
-use crate::{Blob, Bytes, CopyEngine, HeapSlot, LayerSource, StoreError};
+use crate::{Blob, Bytes, CopyEngine, CopyError, HeapSlot, LayerSource, StoreError};
 
 /// Which expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -171,8 +171,10 @@ impl ExpertStore {
         let copy = HeapSlot::new(layer.source.expert_bytes())
             .and_then(|slot| engine.copy(id, &layer.source, slot))
             .and_then(|fence| engine.wait(fence))
+            .map(HeapSlot::freeze)
+            .and_then(|copy| CopyError::check_length(&layer.source, &copy).map(|()| copy))
             .map_err(|reason| StoreError::Copy { id, reason })?;
-        match cell.replace(epoch, Residence::Copy(copy.freeze())) {
+        match cell.replace(epoch, Residence::Copy(copy)) {
             Ok(_) => {
                 room.keep();
                 Ok(())

@@ -1,0 +1,52 @@
+//! Layers whose bytes are told by (layer, tensor, expert, place), so that a test knows what it must read.
+
+use strata_residency::{Blob, ExpertId, ExpertStore, LayerSource};
+
+/// Experts per layer.
+pub const EXPERTS: u16 = 4;
+/// Bytes of an expert's gate, up and down part.
+const PARTS: [usize; 3] = [24, 32, 20];
+
+/// An expert's bytes as they must be.
+pub struct Expected {
+    parts: [Vec<u8>; 3],
+}
+
+impl Expected {
+    pub fn as_blob(&self) -> Blob<'_> {
+        let [gate, up, down] = &self.parts;
+        Blob { gate, up, down }
+    }
+}
+
+pub fn id(layer: u16, expert: u16) -> ExpertId {
+    ExpertId { layer, expert }
+}
+
+/// `len` bytes that differ from those of another `seed`.
+pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|place| (seed * 37 + place * 11 + (seed + place) / 5) as u8).collect()
+}
+
+pub fn expected(id: ExpertId) -> Expected {
+    let seed = |part| (usize::from(id.layer) * 3 + part) * usize::from(EXPERTS) + usize::from(id.expert);
+    Expected { parts: [0, 1, 2].map(|part| pattern(seed(part), PARTS[part])) }
+}
+
+/// The experts of a layer side by side, as in a file.
+pub fn source(layer: u16) -> LayerSource {
+    let tensor = |part: usize| -> Vec<u8> {
+        (0..EXPERTS).flat_map(|expert| expected(id(layer, expert)).parts[part].clone()).collect()
+    };
+    LayerSource::split(EXPERTS, tensor(0).into(), tensor(1).into(), tensor(2).into()).unwrap()
+}
+
+/// A store of these layers with room for so many experts in its heap tier.
+pub fn store(layers: &[u16], room: u64) -> ExpertStore {
+    let each = PARTS.iter().sum::<usize>() as u64;
+    let mut store = ExpertStore::new(room * each, Box::new(|| Ok(())));
+    for &layer in layers {
+        store.add_layer(layer, source(layer)).unwrap();
+    }
+    store
+}

@@ -1,0 +1,373 @@
+//! The store against a model of it: random moves and readers, failing and late copies, files, accounting.
+#![cfg(not(loom))]
+
+mod common;
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{EXPERTS, expected, id, pattern, source, store};
+use proptest::prelude::*;
+use strata_residency::*;
+
+fn tier_bytes(heap: u64, mapped: u64) -> TierBytes {
+    TierBytes { heap, mapped }
+}
+
+/// What a caller does to the store.
+#[derive(Debug, Clone)]
+enum Step {
+    Handle(ExpertId),
+    Pin(prop::sample::Index),
+    Unpin(prop::sample::Index),
+    Promote(ExpertId),
+    Demote(ExpertId),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let expert = || (0u16..2, 0..EXPERTS).prop_map(|(layer, expert)| ExpertId { layer: layer * 2, expert });
+    let step = prop_oneof![
+        expert().prop_map(Step::Handle),
+        any::<prop::sample::Index>().prop_map(Step::Pin),
+        any::<prop::sample::Index>().prop_map(Step::Unpin),
+        expert().prop_map(Step::Promote),
+        expert().prop_map(Step::Demote),
+    ];
+    prop::collection::vec(step, 0..120)
+}
+
+/// The model's expert.
+#[derive(Debug, Clone, Copy, Default)]
+struct Expert {
+    heap: bool,
+    moves: usize,
+    pins: usize,
+}
+
+proptest! {
+    /// Oracle: three fields per expert. Handles are good until their expert moves, pinned experts don't move, the tier holds
+    /// its budget, every pin shows its expert's bytes whatever happens, and bytes are counted where they are.
+    #[test]
+    fn the_store_does_what_its_model_does(steps in steps(), room in 0u64..6) {
+        let store = store(&[0, 2], room);
+        let engine = HostCopy::from_mapping();
+        let mut model = [[Expert::default(); EXPERTS as usize]; 2];
+        let mut handles: Vec<(ExpertHandle, usize)> = Vec::new();
+        let mut pins: Vec<(ExpertId, Pinned<'_>)> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Handle(id) => {
+                    let moves = model[id.layer as usize / 2][id.expert as usize].moves;
+                    handles.push((store.handle(id).unwrap(), moves));
+                }
+                Step::Pin(_) if handles.is_empty() => {}
+                Step::Pin(which) => {
+                    let (handle, moves) = handles[which.index(handles.len())];
+                    let id = handle.id();
+                    let expert = &mut model[id.layer as usize / 2][id.expert as usize];
+                    match store.pin(&handle) {
+                        Ok(pinned) => {
+                            prop_assert_eq!(moves, expert.moves, "a stale handle was accepted");
+                            expert.pins += 1;
+                            pins.push((id, pinned));
+                        }
+                        Err(StoreError::Stale { id: named }) => {
+                            prop_assert_eq!(named, id);
+                            prop_assert!(moves < expert.moves, "a good handle was refused");
+                        }
+                        Err(other) => prop_assert!(false, "{}", other),
+                    }
+                }
+                Step::Unpin(_) if pins.is_empty() => {}
+                Step::Unpin(which) => {
+                    let (id, _) = pins.swap_remove(which.index(pins.len()));
+                    model[id.layer as usize / 2][id.expert as usize].pins -= 1;
+                }
+                Step::Promote(id) => {
+                    let used = model.iter().flatten().filter(|expert| expert.heap).count() as u64;
+                    let expert = &mut model[id.layer as usize / 2][id.expert as usize];
+                    match store.promote(id, &engine) {
+                        Ok(()) if expert.heap => {}
+                        Ok(()) => {
+                            prop_assert!(expert.pins == 0 && used < room);
+                            *expert = Expert { heap: true, moves: expert.moves + 1, pins: 0 };
+                        }
+                        Err(StoreError::HeapFull { .. }) => prop_assert!(!expert.heap && used == room),
+                        Err(StoreError::Pinned { .. }) => prop_assert!(!expert.heap && expert.pins > 0),
+                        Err(other) => prop_assert!(false, "{}", other),
+                    }
+                }
+                Step::Demote(id) => {
+                    let expert = &mut model[id.layer as usize / 2][id.expert as usize];
+                    match store.demote(id) {
+                        Ok(()) if !expert.heap => {}
+                        Ok(()) => {
+                            prop_assert_eq!(expert.pins, 0);
+                            *expert = Expert { heap: false, moves: expert.moves + 1, pins: 0 };
+                        }
+                        Err(StoreError::Pinned { .. }) => prop_assert!(expert.heap && expert.pins > 0),
+                        Err(other) => prop_assert!(false, "{}", other),
+                    }
+                }
+            }
+            for (id, pinned) in &pins {
+                assert_eq!(pinned.blob(), expected(*id).as_blob());
+            }
+            for (layer, experts) in [0u16, 2].into_iter().zip(&model) {
+                for (expert, state) in (0..).zip(experts) {
+                    let tier = if state.heap { Tier::Heap } else { Tier::Mapped };
+                    prop_assert_eq!(store.tier(ExpertId { layer, expert }).unwrap(), tier);
+                }
+                let heap = experts.iter().filter(|expert| expert.heap).count() as u64;
+                let each = source(layer).expert_bytes() as u64;
+                let all = tier_bytes(heap * each, (u64::from(EXPERTS) - heap) * each);
+                prop_assert_eq!(store.layer_bytes(layer).unwrap(), all);
+            }
+        }
+    }
+
+    /// Oracle: `slice::get`.
+    #[test]
+    fn bytes_slice_like_slices(len in 0usize..20, a in 0usize..25, b in 0usize..25, c in 0usize..25, d in 0usize..25) {
+        let plain = pattern(7, len);
+        let bytes = Bytes::from(plain.clone());
+        assert_eq!(bytes.slice(a..b).as_deref(), plain.get(a..b));
+        let twice = bytes.slice(a..b).and_then(|part| part.slice(c..d)).map(|part| part.to_vec());
+        prop_assert_eq!(twice.as_deref(), plain.get(a..b).and_then(|part| part.get(c..d)));
+        prop_assert!(bytes.slice(usize::MAX - 1..usize::MAX).is_none());
+    }
+}
+
+/// Oracle: the bytes of each expert, cut by hand. A fused tensor gives the same blobs as two.
+#[test]
+fn fused_experts_are_halves() {
+    let gate_up: Vec<u8> = (0..24).collect();
+    let source = LayerSource::fused(3, gate_up.into(), pattern(1, 15).into()).unwrap();
+    assert_eq!(source.expert_bytes(), 13);
+    let blob = source.blob(1);
+    assert_eq!((blob.gate, blob.up), (&[8, 9, 10, 11][..], &[12, 13, 14, 15][..]));
+    assert_eq!(blob.down, &pattern(1, 15)[5..10]);
+    let [gate, up, down] = source.extents(2);
+    assert_eq!(gate, Extent { tensor: Tensor::GateUp, range: 16..20 });
+    assert_eq!(up, Extent { tensor: Tensor::GateUp, range: 20..24 });
+    assert_eq!(down, Extent { tensor: Tensor::Down, range: 10..15 });
+}
+
+/// Oracle: arithmetic. What can't be cut into experts is refused with its name.
+#[test]
+fn uneven_layers_are_refused() {
+    let bytes = |len| Bytes::from(vec![0; len]);
+    let error = LayerSource::split(4, bytes(8), bytes(9), bytes(8)).unwrap_err();
+    assert_eq!(error.to_string(), "the up tensor of 9 bytes can't be cut into 4 equal experts");
+    for refused in [
+        LayerSource::split(0, bytes(0), bytes(0), bytes(0)),
+        LayerSource::split(2, bytes(2), bytes(2), bytes(0)),
+        LayerSource::split(2, bytes(1), bytes(2), bytes(2)),
+        LayerSource::fused(2, bytes(6), bytes(2)),
+        LayerSource::fused(2, bytes(4), bytes(3)),
+    ] {
+        refused.unwrap_err();
+    }
+}
+
+/// Oracle: the sentences.
+#[test]
+fn errors_name_the_expert() {
+    let mut store = store(&[1], 0);
+    let sentence = |result: Result<(), StoreError>| result.unwrap_err().to_string();
+    let nowhere = ExpertId { layer: 0, expert: 0 };
+    assert_eq!(sentence(store.handle(nowhere).map(drop)), "layer 0 has no experts in the store");
+    assert_eq!(sentence(store.demote(id(9, 0))), "layer 9 has no experts in the store");
+    assert_eq!(sentence(store.tier(id(1, EXPERTS)).map(drop)), "layer 1 has no expert 4: it has 4");
+    assert_eq!(sentence(store.add_layer(1, source(1))), "the experts of layer 1 are in the store already");
+    assert_eq!(
+        sentence(store.promote(id(1, 2), &HostCopy::from_mapping())),
+        "expert 2 of layer 1 needs 76 bytes of the heap tier, which has 0 of its planned 0 left"
+    );
+    assert_eq!(store.layers().map(|(layer, source)| (layer, source.experts())).collect::<Vec<_>>(), [(1, 4)]);
+}
+
+/// Oracle: the sentence of whoever watches the file.
+#[test]
+fn a_changed_file_is_reported() {
+    let changed = Arc::new(AtomicBool::new(false));
+    let watched = changed.clone();
+    let store = ExpertStore::new(
+        0,
+        Box::new(move || if watched.load(Ordering::Relaxed) { Err("it shrank".into()) } else { Ok(()) }),
+    );
+    store.check().unwrap();
+    changed.store(true, Ordering::Relaxed);
+    assert_eq!(store.check().unwrap_err().to_string(), "it shrank");
+}
+
+/// Oracle: the file. Experts are promoted by positioned reads of exactly their extents.
+#[test]
+fn experts_are_read_from_the_file() {
+    let mut file = tempfile::tempfile().unwrap();
+    let home = source(0);
+    let mut offsets = std::collections::HashMap::new();
+    let mut end = 0u64;
+    for (index, tensor) in [Tensor::Gate, Tensor::Up, Tensor::Down].into_iter().enumerate() {
+        offsets.insert(tensor, end);
+        for expert in 0..EXPERTS {
+            let blob = home.blob(expert);
+            let part = [blob.gate, blob.up, blob.down][index];
+            file.write_all(part).unwrap();
+            end += part.len() as u64;
+        }
+    }
+    let engine = HostCopy::from_file(Box::new(move |_, extent, to| {
+        let offset = offsets[&extent.tensor] + extent.range.start as u64;
+        file.read_exact_at(to, offset).map_err(|error| format!("model.gguf: {error}"))
+    }));
+    let store = store(&[0, 2], 100);
+    let mut seen = Vec::new();
+    let done = store
+        .promote_all((0..EXPERTS).map(|expert| id(0, expert)), &engine, |progress| {
+            seen.push(progress.experts);
+            if progress.experts == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+        .unwrap();
+    // Cancelled after the third; what was promoted stays.
+    assert_eq!(seen, [1, 2, 3]);
+    assert_eq!(done, Progress { experts: 3, bytes: 3 * home.expert_bytes() as u64 });
+    let tiers: Vec<Tier> = (0..EXPERTS).map(|expert| store.tier(id(0, expert)).unwrap()).collect();
+    assert_eq!(tiers, [Tier::Heap, Tier::Heap, Tier::Heap, Tier::Mapped]);
+    for expert in 0..EXPERTS {
+        let pinned = store.pin_current(id(0, expert)).unwrap();
+        assert_eq!(pinned.blob(), expected(id(0, expert)).as_blob());
+    }
+}
+
+/// Writes its slot only when waited for, as a copy engine of a device does.
+struct Late;
+
+impl CopyEngine for Late {
+    type Slot = HeapSlot;
+    type Fence = (HeapSlot, LayerSource, ExpertId);
+
+    fn copy(&self, id: ExpertId, home: &LayerSource, mut to: HeapSlot) -> Result<Self::Fence, CopyError> {
+        to.bytes_mut().fill(0xEE);
+        Ok((to, home.clone(), id))
+    }
+
+    fn wait(&self, (to, home, id): Self::Fence) -> Result<HeapSlot, CopyError> {
+        HostCopy::from_mapping().copy(id, &home, to)
+    }
+}
+
+/// Mutant: a store that reads a slot before its copy's fence would show the poison.
+#[test]
+fn a_late_copy_is_waited_for() {
+    let store = store(&[0], 4);
+    store.promote(id(0, 1), &Late).unwrap();
+    let pinned = store.pin_current(id(0, 1)).unwrap();
+    assert_eq!((pinned.tier(), pinned.blob()), (Tier::Heap, expected(id(0, 1)).as_blob()));
+}
+
+/// Gives back another slot than it was given.
+struct Wrong;
+
+impl CopyEngine for Wrong {
+    type Slot = HeapSlot;
+    type Fence = ();
+
+    fn copy(&self, _: ExpertId, _: &LayerSource, _: HeapSlot) -> Result<(), CopyError> {
+        Ok(())
+    }
+
+    fn wait(&self, (): ()) -> Result<HeapSlot, CopyError> {
+        HeapSlot::new(1)
+    }
+}
+
+/// Oracle: nothing happened. A failed copy leaves the expert, its handles and the accounting as they were.
+#[test]
+fn a_failed_copy_changes_nothing() {
+    let store = store(&[0], 1);
+    let handle = store.handle(id(0, 0)).unwrap();
+    let broken = HostCopy::from_file(Box::new(|_, _, _| Err("model.gguf: can't be read at byte 7".into())));
+    let error = store.promote(id(0, 0), &broken).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "expert 0 of layer 0 could not be copied: model.gguf: can't be read at byte 7"
+    );
+    let error = store.promote(id(0, 0), &Wrong).unwrap_err();
+    assert!(error.to_string().ends_with("the destination has 1 bytes where the expert has 76"), "{error}");
+    assert_eq!(store.pin(&handle).unwrap().tier(), Tier::Mapped);
+    assert_eq!(store.layer_bytes(0).unwrap(), tier_bytes(0, 4 * 76));
+    // The room of the failed copies is free again.
+    store.promote(id(0, 0), &HostCopy::from_mapping()).unwrap();
+}
+
+/// Oracle: the experts' own bytes. Readers beside threads that move the same experts never see others.
+#[test]
+fn readers_beside_movers() {
+    let store = store(&[0, 2], 3);
+    let all = || [0, 2].into_iter().flat_map(|layer| (0..EXPERTS).map(move |expert| id(layer, expert)));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    loop {
+                        // Asked first: the last round is after the movers' last move.
+                        let last = done.load(Ordering::Acquire);
+                        let mut seen = [0usize; 2];
+                        for id in all() {
+                            let pinned = store.pin_current(id).unwrap();
+                            assert_eq!(pinned.blob(), expected(id).as_blob());
+                            seen[usize::from(pinned.tier() == Tier::Heap)] += 1;
+                        }
+                        if last {
+                            break seen;
+                        }
+                    }
+                })
+            })
+            .collect();
+        let movers: Vec<_> = (0..2)
+            .map(|mover: u16| {
+                let store = &store;
+                scope.spawn(move || {
+                    for round in 0..400u16 {
+                        let id = id((round + mover) % 2 * 2, round / 3 % EXPERTS);
+                        let moved = if (round + mover).is_multiple_of(3) {
+                            store.demote(id)
+                        } else {
+                            store.promote(id, &HostCopy::from_mapping())
+                        };
+                        match moved {
+                            Ok(()) | Err(StoreError::Pinned { .. } | StoreError::HeapFull { .. }) => {}
+                            Err(other) => panic!("{other}"),
+                        }
+                    }
+                })
+            })
+            .collect();
+        let moved: Vec<_> = movers.into_iter().map(|mover| mover.join()).collect();
+        // Whatever the movers left, both tiers are there to be seen.
+        let settle = |attempt: &dyn Fn() -> Result<(), StoreError>| {
+            while matches!(attempt(), Err(StoreError::Pinned { .. })) {
+                std::thread::yield_now();
+            }
+        };
+        settle(&|| store.demote(id(0, 0)));
+        settle(&|| store.demote(id(0, 1)));
+        settle(&|| store.promote(id(0, 1), &HostCopy::from_mapping()));
+        done.store(true, Ordering::Release);
+        moved.into_iter().for_each(|mover| mover.unwrap());
+        for reader in readers {
+            let [mapped, heap] = reader.join().unwrap();
+            assert!(mapped > 0 && heap > 0, "{mapped} mapped, {heap} in the heap tier");
+        }
+    });
+    let heap: u64 = [0, 2].iter().map(|&layer| store.layer_bytes(layer).unwrap().heap).sum();
+    let held = all().filter(|&id| store.tier(id).unwrap() == Tier::Heap).count() as u64;
+    assert_eq!(heap, held * 76);
+    assert!(held <= 3);
+}
