@@ -34,7 +34,7 @@ struct Encoding {
 #[test]
 fn encodes_like_the_published_library() {
     let cases: Vec<Encoding> =
-        serde_json::from_str(include_str!("data/pebble-encodings.json")).expect("the cases parse");
+        serde_json::from_str(include_str!("../data/pebble-encodings.json")).expect("the cases parse");
     assert_eq!(cases.len(), 90);
     for case in cases {
         assert_eq!(PEBBLE.encode(&case.text, true).expect("encodes"), case.special, "{:?}", case.text);

@@ -1,0 +1,148 @@
+//! Chat templates against Jinja2, and what must fail.
+
+use jiff::civil::date;
+use jiff::tz::TimeZone;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use strata_gguf::Gguf;
+use strata_model::Template;
+use strata_model::template::{Content, Message, RenderOptions, TemplateError};
+use strata_testkit::golden;
+
+#[derive(Deserialize)]
+struct Case {
+    name: String,
+    template: String,
+    messages: Vec<Message>,
+    options: Options,
+    expected: Option<String>,
+    error: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Options {
+    #[serde(default)]
+    add_generation_prompt: bool,
+    #[serde(default)]
+    enable_thinking: Option<bool>,
+    #[serde(default)]
+    tools: Vec<Value>,
+    #[serde(default)]
+    extra: Map<String, Value>,
+    #[serde(default)]
+    specials: Map<String, Value>,
+}
+
+fn pebble() -> Template {
+    let gguf = Gguf::open(&golden::pebble()).expect("the demo model opens");
+    Template::from_metadata(gguf.metadata()).expect("its template compiles").expect("it has a template")
+}
+
+fn rendered(case: &Case) -> Result<String, TemplateError> {
+    let template = if case.template == "pebble" {
+        pebble()
+    } else {
+        let text = |name: &str| case.options.specials.get(name).and_then(Value::as_str).map(str::to_owned);
+        let specials = ["bos_token", "eos_token"].into_iter().filter_map(|n| Some((n, text(n)?))).collect();
+        Template::new(&case.template, specials)?
+    };
+    let now = date(2026, 3, 9).at(7, 5, 2, 0).to_zoned_datetime(TimeZone::UTC).expect("a time");
+    let options = RenderOptions {
+        add_generation_prompt: case.options.add_generation_prompt,
+        enable_thinking: case.options.enable_thinking,
+        tools: case.options.tools.clone(),
+        extra: case.options.extra.clone(),
+        now: Some(now),
+    };
+    template.render(&case.messages, &options)
+}
+
+/// Oracle: Jinja2 3.1.6 in the environment that transformers makes for chat templates (immutable sandbox, trimmed
+/// block lines, loop controls, its `tojson`), byte for byte: the demo model's template on whole conversations, and
+/// small templates for each thing that published ones use.
+#[test]
+fn renders_like_jinja2() {
+    let cases: Vec<Case> =
+        serde_json::from_str(include_str!("../data/template-renderings.json")).expect("the cases parse");
+    assert!(cases.len() >= 30);
+    let mut wrong = Vec::new();
+    for case in &cases {
+        match (rendered(case), &case.expected, &case.error) {
+            (Ok(text), Some(expected), _) if text == *expected => {}
+            (Err(TemplateError::Raised { message, .. }), None, Some(error)) if message == *error => {}
+            (got, expected, error) => {
+                wrong.push(format!("{}:\n  got {got:?}\n  expected {expected:?} {error:?}", case.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+fn failure(template: &str) -> TemplateError {
+    let template = match Template::new(template, Vec::new()) {
+        Ok(template) => template,
+        Err(error) => return error,
+    };
+    template.render(&[Message::text("user", "hi")], &RenderOptions::default()).expect_err("fails")
+}
+
+/// Oracle: the line each mistake stands in.
+#[test]
+fn errors_name_the_line() {
+    let message = failure("a\n{% if %}\n").to_string();
+    assert!(message.starts_with("chat template, line 2: "), "{message}");
+    assert!(matches!(failure("{% bogus %}"), TemplateError::Syntax { line: 1, .. }));
+    assert!(matches!(failure("\n\n{{ nothing.at.all }}"), TemplateError::Render { line: 3, .. }));
+    assert!(matches!(
+        failure("\n{{ 1|no_such_filter }}"),
+        TemplateError::Syntax { line: 2, .. } | TemplateError::Render { line: 2, .. }
+    ));
+    assert!(matches!(failure("\n{{ messages.nope() }}"), TemplateError::Render { line: 2, .. }));
+    assert!(matches!(failure("\n\n\n{{ nothing|tojson }}"), TemplateError::Render { line: 4, .. }));
+    let TemplateError::Render { line: 1, reason } = failure("{{ strftime_now('%!') }}") else {
+        panic!("time")
+    };
+    assert!(reason.contains("`%!`"), "{reason}");
+    let raised = failure("\n{{ raise_exception('no ' + messages[0].content) }}");
+    assert_eq!(
+        raised.to_string(),
+        "the model's chat template refuses the conversation: no hi (template line 2)"
+    );
+}
+
+/// Oracle: the bound. Endless work and deep nesting end in an error, not in a hang or a crash.
+#[test]
+fn work_is_bounded() {
+    let nested = "{% for i in range(9999) %}".repeat(4) + "x" + &"{% endfor %}".repeat(4);
+    assert!(matches!(failure(&nested), TemplateError::TooMuchWork { .. }));
+    assert!(matches!(failure("{{ 'x' * 9999999999 }}"), TemplateError::TooMuchWork { .. }));
+    let deep = "{% set ns = namespace(x=[]) %}{% for i in range(5000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}";
+    assert!(matches!(failure(deep), TemplateError::Render { .. }));
+    let recursive = "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}";
+    assert!(matches!(failure(recursive), TemplateError::Render { .. } | TemplateError::TooMuchWork { .. }));
+}
+
+/// Oracle: the wire form of an OpenAI request; unknown fields survive, `null` content and calls are accepted.
+#[test]
+fn messages_read_and_write_the_wire_form() {
+    let text = r#"{"role":"assistant","content":null,"tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{\"a\":1}"},"index":0}],"refusal":null,"x":{"z":1,"a":2}}"#;
+    let message: Message = serde_json::from_str(text).expect("parses");
+    assert_eq!(message.tool_calls[0].function.name, "f");
+    assert_eq!(message.extra.keys().collect::<Vec<_>>(), ["refusal", "x"]);
+    let written: Value = serde_json::to_value(&message).expect("writes");
+    assert_eq!(written, serde_json::from_str::<Value>(text).expect("parses"));
+    let message: Message =
+        serde_json::from_str(r#"{"role":"user","content":[{"type":"text","text":"a"}],"tool_calls":null}"#)
+            .expect("parses");
+    assert!(matches!(&message.content, Some(Content::Parts(parts)) if parts.len() == 1));
+    assert!(message.tool_calls.is_empty());
+}
+
+/// Oracle: the definition. Without `now`, the local time is told.
+#[test]
+fn the_time_is_local_now() {
+    let template = Template::new("{{ strftime_now('%Y') }}", Vec::new()).expect("compiles");
+    let year: i32 =
+        template.render(&[], &RenderOptions::default()).expect("renders").parse().expect("a year");
+    assert!(year >= 2024);
+}
