@@ -161,6 +161,7 @@ fn overflow_never_fits() {
     for _ in 0..3 {
         sums.heap(Category::Cache, "many", usize::MAX / 2);
     }
+    assert_eq!([products.arena_bytes(), sums.arena_bytes()], [usize::MAX; 2]);
     let mut items = Plan::new();
     items.item(Category::Experts, "a", Place::Heap, u64::MAX);
     items.item(Category::Experts, "b", Place::Heap, 2);

@@ -300,6 +300,8 @@ fn a_failed_copy_changes_nothing() {
     assert!(error.to_string().ends_with("the destination has 1 bytes where the expert has 76"), "{error}");
     assert_eq!(store.pin(&handle).unwrap().tier(), Tier::Mapped);
     assert_eq!(store.layer_bytes(0).unwrap(), tier_bytes(0, 4 * 76));
+    let short = HostCopy::from_mapping().copy(id(0, 0), &source(0), HeapSlot::new(75).unwrap());
+    assert!(matches!(short, Err(CopyError::Length { expected: 76, found: 75 })));
     // The room of the failed copies is free again.
     store.promote(id(0, 0), &HostCopy::from_mapping()).unwrap();
 }
