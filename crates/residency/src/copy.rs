@@ -3,7 +3,7 @@
 //! A copy may still be running when [`CopyEngine::copy`] returns. Its destination is then inside the fence, and only waiting for
 //! the fence gives it back: reading too early, or reusing the destination under a running copy, does not compile.
 
-use std::sync::Arc;
+use std::ops::{Deref, DerefMut};
 
 use memmap2::MmapMut;
 
@@ -80,19 +80,23 @@ pub trait HostRegistrar: Send + Sync {
 pub struct HeapSlot(MmapMut);
 
 impl HeapSlot {
-    /// Maps `bytes` bytes.
+    /// Maps `bytes` bytes, all zeros.
     pub fn new(bytes: usize) -> Result<HeapSlot, CopyError> {
         MmapMut::map_anon(bytes).map(HeapSlot).map_err(|source| CopyError::Allocate { bytes, source })
     }
+}
 
-    /// The bytes, all zeros at first.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.0
+impl Deref for HeapSlot {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
     }
+}
 
-    /// The bytes, not to be written any more.
-    pub(crate) fn freeze(self) -> Bytes {
-        Bytes::new(Arc::new(self.0))
+impl DerefMut for HeapSlot {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
     }
 }
 
@@ -124,9 +128,9 @@ impl CopyEngine for HostCopy {
     type Fence = HeapSlot;
 
     fn copy(&self, id: ExpertId, home: &LayerSource, mut to: HeapSlot) -> Result<HeapSlot, CopyError> {
-        CopyError::check_length(home, to.bytes_mut())?;
+        CopyError::check_length(home, &to)?;
         let blob = home.blob(id.expert);
-        let mut rest = to.bytes_mut();
+        let mut rest = &mut to[..];
         for (extent, bytes) in home.extents(id.expert).iter().zip([blob.gate, blob.up, blob.down]) {
             let (part, behind) = rest.split_at_mut(bytes.len());
             match &self.read {

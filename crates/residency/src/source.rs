@@ -112,11 +112,13 @@ impl LayerSource {
     }
 
     /// An expert's bytes in their home. `expert` must be below [`LayerSource::experts`].
+    #[inline]
     pub fn blob(&self, expert: u16) -> Blob<'_> {
         Blob { gate: self.gate.of(expert), up: self.up.of(expert), down: self.down.of(expert) }
     }
 
     /// The parts of a copy, which has an expert's gate, up and down bytes one after the other.
+    #[inline]
     pub(crate) fn cut<'a>(&self, copy: &'a [u8]) -> Blob<'a> {
         let (gate, rest) = copy.split_at(self.gate.len);
         let (up, down) = rest.split_at(self.up.len);
@@ -133,10 +135,12 @@ impl Part {
         Ok(Part { tensor, bytes, stride, skip: 0, len: stride })
     }
 
+    #[inline]
     fn of(&self, expert: u16) -> &[u8] {
         &self.bytes[self.range(expert)]
     }
 
+    #[inline]
     fn range(&self, expert: u16) -> Range<usize> {
         let start = usize::from(expert) * self.stride + self.skip;
         start..start + self.len

@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 
 use crate::cell::{Cell, Epoch, Pin, Refused};
 use crate::sync::{AtomicU64, Ordering};
-use crate::{Blob, Bytes, CopyEngine, CopyError, HeapSlot, LayerSource, StoreError};
+use crate::{Blob, CopyEngine, CopyError, HeapSlot, LayerSource, StoreError};
 
 /// Which expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,7 +67,7 @@ pub struct Progress {
 enum Residence {
     #[default]
     Home,
-    Copy(Bytes),
+    Copy(HeapSlot),
 }
 
 struct Layer {
@@ -124,6 +124,7 @@ impl ExpertStore {
     }
 
     /// The expert as it is now.
+    #[inline]
     pub fn handle(&self, id: ExpertId) -> Result<ExpertHandle, StoreError> {
         let (_, cell) = self.find(id)?;
         Ok(ExpertHandle { id, epoch: cell.epoch() })
@@ -133,6 +134,7 @@ impl ExpertStore {
     ///
     /// # Errors
     /// [`StoreError::Stale`] if the expert moved since the handle was taken.
+    #[inline]
     pub fn pin(&self, handle: &ExpertHandle) -> Result<Pinned<'_>, StoreError> {
         let id = handle.id;
         let (layer, cell) = self.find(id)?;
@@ -145,6 +147,7 @@ impl ExpertStore {
 
     /// Pins an expert wherever it is, for a reader who doesn't mind. Starts over only if the expert moved in
     /// between.
+    #[inline]
     pub fn pin_current(&self, id: ExpertId) -> Result<Pinned<'_>, StoreError> {
         loop {
             match self.pin(&self.handle(id)?) {
@@ -171,7 +174,6 @@ impl ExpertStore {
         let copy = HeapSlot::new(layer.source.expert_bytes())
             .and_then(|slot| engine.copy(id, &layer.source, slot))
             .and_then(|fence| engine.wait(fence))
-            .map(HeapSlot::freeze)
             .and_then(|copy| CopyError::check_length(&layer.source, &copy).map(|()| copy))
             .map_err(|reason| StoreError::Copy { id, reason })?;
         match cell.replace(epoch, Residence::Copy(copy)) {
@@ -242,14 +244,21 @@ impl ExpertStore {
         Ok((pinned.tier() == tier).then(|| pinned.residence.epoch()))
     }
 
+    #[inline]
     fn layer(&self, layer: u16) -> Result<&Layer, StoreError> {
-        self.layers.get(usize::from(layer)).and_then(Option::as_ref).ok_or(StoreError::NoLayer { layer })
+        match self.layers.get(usize::from(layer)) {
+            Some(Some(found)) => Ok(found),
+            _ => Err(StoreError::NoLayer { layer }),
+        }
     }
 
+    #[inline]
     fn find(&self, id: ExpertId) -> Result<(&Layer, &Cell<Residence>), StoreError> {
         let layer = self.layer(id.layer)?;
-        let cell = layer.experts.get(usize::from(id.expert));
-        Ok((layer, cell.ok_or(StoreError::NoExpert { id, experts: layer.source.experts() })?))
+        match layer.experts.get(usize::from(id.expert)) {
+            Some(cell) => Ok((layer, cell)),
+            None => Err(StoreError::NoExpert { id, experts: layer.source.experts() }),
+        }
     }
 }
 
@@ -294,14 +303,16 @@ pub struct Pinned<'a> {
 
 impl Pinned<'_> {
     /// The expert's bytes.
+    #[inline]
     pub fn blob(&self) -> Blob<'_> {
         match &*self.residence {
             Residence::Home => self.layer.source.blob(self.expert),
-            Residence::Copy(bytes) => self.layer.source.cut(bytes),
+            Residence::Copy(slot) => self.layer.source.cut(slot),
         }
     }
 
     /// Where they are.
+    #[inline]
     pub fn tier(&self) -> Tier {
         match &*self.residence {
             Residence::Home => Tier::Mapped,

@@ -251,7 +251,7 @@ impl CopyEngine for Late {
     type Fence = (HeapSlot, LayerSource, ExpertId);
 
     fn copy(&self, id: ExpertId, home: &LayerSource, mut to: HeapSlot) -> Result<Self::Fence, CopyError> {
-        to.bytes_mut().fill(0xEE);
+        to.fill(0xEE);
         Ok((to, home.clone(), id))
     }
 
