@@ -13,7 +13,9 @@ pub enum BackendError {
     #[error(transparent)]
     Store(#[from] strata_residency::StoreError),
     /// State bytes of another shape than this backend's.
-    #[error("the saved state does not fit: it has {found} bytes where this model and configuration need {expected}")]
+    #[error(
+        "the saved state does not fit: it has {found} bytes where this model and configuration need {expected}"
+    )]
     StateSize {
         /// Bytes needed.
         expected: usize,
@@ -36,6 +38,12 @@ pub enum BackendError {
 pub trait Backend: Send {
     /// The name in reports, e.g. `cpu (avx512, 8 threads)`.
     fn name(&self) -> String;
+
+    /// A step begins: ops will follow one another closely until [`Backend::end_step`], and threads may stay awake between them.
+    fn begin_step(&mut self);
+
+    /// The step is over: nothing more is coming soon, whoever waits must sleep.
+    fn end_step(&mut self);
 
     /// Submits an op. Its inputs are what earlier ops left; borrowed slices are read before this returns.
     fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError>;

@@ -222,7 +222,7 @@ impl Spec {
     pub fn cache_bytes(&self, layer: &LayerState, tokens: usize) -> usize {
         let Some(q) = self.shape.qsa.as_ref().filter(|_| layer.qsa) else { return 0 };
         let kv = 2 * q.kv_heads * q.head_dim * tokens;
-        let index = if q.block == 0 { 0 } else { q.index_dim * (tokens + tokens / q.block) };
+        let index = tokens.checked_div(q.block).map_or(0, |blocks| q.index_dim * (tokens + blocks));
         (kv + index) * self.kv.bytes()
     }
 }

@@ -1,0 +1,73 @@
+//! Why the engine refuses or fails.
+
+use strata_backend::BackendError;
+
+use crate::sampling::SamplingError;
+use crate::snapshot::SnapshotError;
+
+/// Why the engine refuses or fails.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The backend failed.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The n-gram table could not be read.
+    #[error(transparent)]
+    Table(#[from] strata_model::ngram::RowError),
+    /// The model file failed.
+    #[error(transparent)]
+    File(#[from] strata_gguf::Error),
+    /// The experts' bytes failed.
+    #[error(transparent)]
+    Store(#[from] strata_residency::StoreError),
+    /// The plan doesn't fit the machine.
+    #[error(transparent)]
+    Plan(#[from] strata_plan::PlanError),
+    /// A sampling parameter is out of range.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// A saved sequence can't be used.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// A configuration value can't be used.
+    #[error("{0}")]
+    Config(String),
+    /// Loading was given up.
+    #[error("loading was cancelled")]
+    Cancelled,
+    /// No tokens were given.
+    #[error("the prompt is empty: there is nothing to continue from")]
+    EmptyPrompt,
+    /// A token id that the vocabulary doesn't have.
+    #[error("token id {id} is out of range: the model has {vocab} tokens")]
+    TokenRange {
+        /// The id.
+        id: u32,
+        /// How many the model has.
+        vocab: usize,
+    },
+    /// More tokens than a sequence may have.
+    #[error(
+        "{wanted} tokens don't fit the context of {context}: shorten the prompt, or raise --context (the model allows {model})"
+    )]
+    TooLong {
+        /// Tokens that the sequence would have.
+        wanted: usize,
+        /// The configured context.
+        context: usize,
+        /// The model's own.
+        model: usize,
+    },
+    /// All sequences are taken.
+    #[error("all {0} sequences are in use")]
+    NoSequence(usize),
+    /// The sequence was closed.
+    #[error("the sequence has been closed")]
+    Closed,
+    /// The sequence is answering.
+    #[error("the sequence is still answering")]
+    Busy,
+    /// The draft block is needed but absent.
+    #[error("the model has no draft block loaded: {0}")]
+    NoDraft(String),
+}

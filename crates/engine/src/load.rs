@@ -1,0 +1,228 @@
+//! From a model and a configuration to an engine: describe, check, allocate, once.
+//!
+//! [`Engine::plan`] and [`Engine::load`] go the same way; the first stops before the first allocation.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use strata_backend::{Buffer, BufferSpec, Build, Checkpoint, Shape, Spec};
+use strata_model::Model;
+use strata_plan::{Arena, Category, Limits, Place, Plan, largest};
+use strata_residency::{ExpertId, ExpertStore, HostCopy};
+
+use crate::config::{EngineConfig, ExpertHome};
+use crate::engine::{Buffers, Engine};
+use crate::error::EngineError;
+use crate::flight::Machine;
+use crate::graph::Work;
+use crate::lookup::Lookup;
+use crate::lower::{ExpertTensors, Lowered, lower};
+
+/// The context when none is asked for and the model allows more.
+const DEFAULT_CONTEXT: usize = 16_384;
+/// The window when none is asked for and the memory allows it.
+const DEFAULT_WINDOW: usize = 512;
+/// Floats of the logits buffer that more rows than the sequences need may fill.
+const LOGIT_FLOATS: usize = 1 << 20;
+
+/// Starts the thread that reads n-gram rows ahead.
+pub type SpawnIo = Box<dyn FnOnce(Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>>;
+
+/// How far loading has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes copied.
+    pub bytes: u64,
+    /// Bytes to copy.
+    pub of: u64,
+}
+
+/// What would be allocated, before anything is.
+#[derive(Debug)]
+pub struct Planned {
+    /// Every byte, sized and placed.
+    pub plan: Plan,
+    /// What the backend was told.
+    pub spec: Spec,
+}
+
+struct Prepared<D> {
+    lowered: Lowered,
+    plan: Plan,
+    spec: Spec,
+    buffers: Buffers,
+    described: D,
+}
+
+impl Engine {
+    /// The memory plan of a model under a configuration, checked against nothing.
+    pub fn plan<B: Build>(
+        model: &Arc<Model>,
+        config: &EngineConfig,
+        limits: &Limits,
+        builder: &B,
+    ) -> Result<Planned, EngineError> {
+        let Prepared { plan, spec, .. } = prepare(model, config, limits, builder)?;
+        Ok(Planned { plan, spec })
+    }
+
+    /// Loads a model: plans, refuses what doesn't fit, allocates what the plan says, and nothing later.
+    pub fn load<B: Build>(
+        model: Arc<Model>,
+        config: &EngineConfig,
+        limits: &Limits,
+        builder: B,
+        spawn: SpawnIo,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Engine, EngineError> {
+        let Prepared { lowered, plan, spec, buffers, described } = prepare(&model, config, limits, &builder)?;
+        plan.check(limits)?;
+        let store = Arc::new(store(&model, &lowered, config.experts, progress)?);
+        let arena = Arena::new(&plan).map_err(|error| EngineError::Config(error.to_string()))?;
+        let backend = builder.build(spec.clone(), described, arena, lowered.weights, Arc::clone(&store))?;
+        let logits = vec![0.0; buffers.logit_rows * spec.shape.vocab];
+        Ok(Engine {
+            graph: lowered.graph,
+            lookup: Lookup::new(&model, spawn)?,
+            sequences: (0..spec.sequences).map(|_| None).collect(),
+            epochs: 0,
+            free: (0..spec.checkpoints as u32).map(Checkpoint).collect(),
+            reading: None,
+            binding: None,
+            machine: Machine { backend, probe: None },
+            model,
+            spec,
+            plan,
+            buffers,
+            store,
+            logits,
+        })
+    }
+}
+
+fn prepare<B: Build>(
+    model: &Arc<Model>,
+    config: &EngineConfig,
+    limits: &Limits,
+    builder: &B,
+) -> Result<Prepared<B::Described>, EngineError> {
+    let lowered = lower(model, config)?;
+    let own = model.hyper.context;
+    let context = config.context.unwrap_or_else(|| own.min(DEFAULT_CONTEXT));
+    if context == 0 || context > own {
+        return Err(EngineError::Config(format!(
+            "--context {context} is not possible: the model allows 1 to {own}"
+        )));
+    }
+    if config.sequences == 0 || config.window == Some(0) {
+        return Err(EngineError::Config("--sequences and --window must be at least 1".into()));
+    }
+    let describe = |window: usize| {
+        let (spec, buffers) = spec(&lowered, config, context, window);
+        let mut plan = Plan::new();
+        place_weights(&mut plan, model, &lowered, config.experts);
+        let described = builder.describe(&spec, &lowered.weights, &mut plan);
+        (plan, spec, buffers, described)
+    };
+    let window = match config.window {
+        Some(window) => window.min(context),
+        None => {
+            // Wide models pay by the row: at most a sixteenth of the memory goes into windows.
+            let room = limits.available / 16;
+            let used = |window| {
+                let plan = describe(window).0;
+                plan.by_category(Category::Window) + plan.by_category(Category::Scratch)
+            };
+            largest(1, DEFAULT_WINDOW.min(context), |window| used(window) <= room).unwrap_or(1)
+        }
+    };
+    let (plan, spec, buffers, described) = describe(window);
+    Ok(Prepared { lowered, plan, spec, buffers, described })
+}
+
+/// What the backend is told, and the engine's names for the buffers in it.
+fn spec(lowered: &Lowered, config: &EngineConfig, context: usize, window: usize) -> (Spec, Buffers) {
+    let Shape { hidden, streams, vocab, .. } = lowered.shape;
+    let rows = window.max(config.sequences);
+    let logit_rows = (LOGIT_FLOATS / vocab).min(window).max(config.sequences);
+    let mut list = Vec::new();
+    let mut buffer = |name, rows, width| {
+        list.push(BufferSpec { name, rows, width });
+        Buffer(list.len() as u32 - 1)
+    };
+    let buffers = Buffers {
+        prompt: buffer("residual, prompt", window, streams * hidden),
+        decode: buffer("residual, decode", config.sequences, streams * hidden),
+        draft: lowered.graph.draft.as_ref().map(|_| buffer("residual, draft", window, streams * hidden)),
+        work: Work {
+            u: buffer("mixed input", rows, hidden),
+            y: buffer("layer output", rows, hidden),
+            inject: buffer("inject weights", rows, streams),
+            logits: buffer("logits", logit_rows, vocab),
+        },
+        logit_rows,
+    };
+    let spec = Spec {
+        shape: lowered.shape.clone(),
+        layers: lowered.states.clone(),
+        sequences: config.sequences,
+        checkpoints: config.checkpoints,
+        context,
+        kv: config.kv,
+        window,
+        buffers: list,
+    };
+    (spec, buffers)
+}
+
+/// Weights and experts in their homes, and the n-gram table that stays in the file.
+fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, experts: ExpertHome) {
+    let dense = lowered.weights.iter().map(|weight| weight.bytes.len() as u64).sum();
+    plan.item(Category::Weights, "dense weights", Place::Mapped, dense);
+    let place = match experts {
+        ExpertHome::Mapped => Place::Mapped,
+        ExpertHome::Heap => Place::Heap,
+    };
+    for (layer, source, _) in &lowered.experts {
+        let bytes = source.expert_bytes() as u64 * u64::from(source.experts());
+        plan.item(Category::Experts, format!("experts, layer {layer}"), place, bytes);
+    }
+    if let Some(table) = model.trunk.ngram_table.as_ref() {
+        let bytes = model.gguf.tensors()[table.index].bytes;
+        plan.item(Category::Table, "n-gram table", Place::File, bytes);
+    }
+}
+
+/// The expert store, with experts copied to the heap if that is their home: by positioned reads, so that no page of the
+/// mapping becomes resident beside its copy.
+fn store(
+    model: &Arc<Model>,
+    lowered: &Lowered,
+    home: ExpertHome,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<ExpertStore, EngineError> {
+    let watched = Arc::clone(model);
+    let check = Box::new(move || watched.gguf.unchanged().map_err(|error| error.to_string()));
+    let of = lowered.expert_bytes();
+    let mut store = ExpertStore::new(if home == ExpertHome::Heap { of } else { 0 }, check);
+    for (layer, source, _) in &lowered.experts {
+        store.add_layer(*layer, source.clone())?;
+    }
+    if home == ExpertHome::Mapped {
+        return Ok(store);
+    }
+    let tensors: BTreeMap<u16, ExpertTensors> = lowered.experts.iter().map(|(l, _, t)| (*l, *t)).collect();
+    let file = Arc::clone(model);
+    let engine = HostCopy::from_file(Box::new(move |id, extent, out| {
+        let tensor = &file.gguf.tensors()[tensors[&id.layer].index(extent.tensor)];
+        file.gguf.read_at(tensor, extent.range.start as u64, out).map_err(|error| error.to_string())
+    }));
+    let ids = lowered.experts.iter().flat_map(|(layer, source, _)| {
+        (0..source.experts()).map(|expert| ExpertId { layer: *layer, expert })
+    });
+    let done = store.promote_all(ids, &engine, |done| progress(Progress { bytes: done.bytes, of }))?;
+    if done.bytes < of { Err(EngineError::Cancelled) } else { Ok(store) }
+}

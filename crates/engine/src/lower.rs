@@ -1,0 +1,313 @@
+//! From a model's tensor roles to a graph of handles: which tensor is which [`Weight`], and what the backend must know.
+//!
+//! Reads no weight: bytes stay behind the mapping.
+
+use std::sync::Arc;
+
+use strata_backend::{
+    ExpertWeights, GdnShape, GdnWeights, Layer, LayerState, MixerWeights, MoeShape, NgramShape, NgramWeights,
+    QsaShape, QsaWeights, Shape, SharedWeights, Weight, WeightData,
+};
+use strata_gguf::{Mapping, TensorInfo};
+use strata_model::roles::{self, GateUp};
+use strata_model::{LayerKind, Model, TensorRef};
+use strata_residency::{Bytes, LayerError, LayerSource, Tensor};
+
+use crate::config::EngineConfig;
+use crate::error::EngineError;
+use crate::graph::{Draft, Graph, LayerGraph, Mixing, Ngram};
+
+/// A model as the engine runs it.
+pub(crate) struct Lowered {
+    pub graph: Graph,
+    pub shape: Shape,
+    /// State per layer, the draft block's last.
+    pub states: Vec<LayerState>,
+    /// Dense weights by handle.
+    pub weights: Vec<WeightData>,
+    /// Routed experts by layer.
+    pub experts: Vec<(u16, LayerSource, ExpertTensors)>,
+}
+
+impl Lowered {
+    /// All routed experts' bytes.
+    pub fn expert_bytes(&self) -> u64 {
+        let layer = |source: &LayerSource| source.expert_bytes() as u64 * u64::from(source.experts());
+        self.experts.iter().map(|(_, source, _)| layer(source)).sum()
+    }
+}
+
+/// Which of the file's tensors hold a layer's experts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExpertTensors {
+    gate: usize,
+    up: usize,
+    down: usize,
+}
+
+impl ExpertTensors {
+    /// The index of a tensor in the file.
+    pub fn index(&self, tensor: Tensor) -> usize {
+        match tensor {
+            Tensor::Gate | Tensor::GateUp => self.gate,
+            Tensor::Up => self.up,
+            Tensor::Down => self.down,
+        }
+    }
+}
+
+/// A tensor's bytes in the mapped file.
+struct Mapped {
+    mapping: Arc<Mapping>,
+    tensor: TensorInfo,
+}
+
+impl AsRef<[u8]> for Mapped {
+    fn as_ref(&self) -> &[u8] {
+        self.mapping.bytes(&self.tensor)
+    }
+}
+
+/// Lowers a model.
+pub(crate) fn lower(model: &Model, config: &EngineConfig) -> Result<Lowered, EngineError> {
+    let mapping = Arc::new(model.gguf.map()?);
+    let draft = model.mtp.as_ref().filter(|_| config.draft);
+    if config.draft && draft.is_none() {
+        return Err(EngineError::NoDraft("the file has none".into()));
+    }
+    let mut lowering = Lowering { model, mapping, weights: Vec::new(), experts: Vec::new() };
+    let trunk = &model.trunk;
+    let embed = lowering.weight(&trunk.token_embd)?;
+    let output = lowering.weight(&trunk.output)?;
+    let head_mixer = lowering.mixer(&trunk.head_mixer)?;
+    let layers: Result<Vec<_>, _> =
+        trunk.layers.iter().enumerate().map(|(at, layer)| lowering.layer(at, layer)).collect();
+    let layers = layers?;
+    let draft = draft.map(|draft| lowering.draft(draft, layers.len(), embed, output)).transpose()?;
+    let states = layers.iter().chain(draft.as_ref().map(|d| &d.layer)).map(|layer| LayerState {
+        gdn: matches!(layer.mixing, Mixing::Gdn(_)),
+        qsa: matches!(layer.mixing, Mixing::Qsa(_)),
+        ngram: layer.ngram.is_some(),
+    });
+    Ok(Lowered {
+        states: states.collect(),
+        shape: shape(model, config.draft)?,
+        graph: Graph { embed, layers, head_mixer, output, draft },
+        weights: lowering.weights,
+        experts: lowering.experts,
+    })
+}
+
+/// The geometry that ops see.
+fn shape(model: &Model, draft: bool) -> Result<Shape, EngineError> {
+    let h = &model.hyper;
+    let ratio = |kind: &LayerKind| match kind {
+        LayerKind::Gdn => None,
+        LayerKind::Qsa { ratio } => Some(*ratio),
+    };
+    let mut ratios: Vec<usize> = h.layers.iter().filter_map(ratio).collect();
+    ratios.extend(h.draft.filter(|_| draft).map(|draft| draft.ratio));
+    let block = ratios.first().copied().unwrap_or(0);
+    if ratios.iter().any(|&ratio| ratio != block) {
+        let what = "its attention layers have different compress ratios, which can't be run";
+        return Err(EngineError::Config(format!("{}: {what}", model.gguf.path().display())));
+    }
+    let any = |recurrent: bool| h.layers.iter().any(|kind| matches!(kind, LayerKind::Gdn) == recurrent);
+    Ok(Shape {
+        hidden: h.width,
+        streams: h.streams,
+        mixer_rank: h.mixer_rank,
+        vocab: h.vocab,
+        norm_eps: h.norm_eps,
+        gdn: any(true).then_some(GdnShape {
+            key_heads: h.gdn.key_heads,
+            value_heads: h.gdn.value_heads,
+            key_dim: h.gdn.key_dim,
+            value_dim: h.gdn.value_dim,
+            conv_kernel: h.gdn.conv_kernel,
+        }),
+        qsa: (any(false) || draft).then_some(QsaShape {
+            heads: h.attention.heads,
+            kv_heads: h.attention.kv_heads,
+            head_dim: h.attention.head_dim,
+            rotary: h.attention.rotary,
+            rope_base: h.attention.rope_base,
+            index_heads: h.indexer.heads,
+            index_dim: h.indexer.dim,
+            budget: h.indexer.budget,
+            block,
+        }),
+        moe: MoeShape {
+            experts: h.moe.experts,
+            used: h.moe.used,
+            width: h.moe.ffn,
+            shared_width: h.moe.shared_ffn,
+        },
+        ngram: h.ple.as_ref().map(|ple| NgramShape {
+            heads: ple.heads,
+            row: ple.row_width,
+            conv_kernel: ple.conv_kernel,
+            dilation: ple.ngram_size,
+        }),
+    })
+}
+
+struct Lowering<'m> {
+    model: &'m Model,
+    mapping: Arc<Mapping>,
+    weights: Vec<WeightData>,
+    experts: Vec<(u16, LayerSource, ExpertTensors)>,
+}
+
+impl Lowering<'_> {
+    fn weight(&mut self, tensor: &TensorRef) -> Result<Weight, EngineError> {
+        self.unscaled(tensor)?;
+        let bytes = self.bytes(tensor);
+        let name = self.model.gguf.tensors()[tensor.index].name.clone();
+        let TensorRef { format, rows, k, .. } = *tensor;
+        self.weights.push(WeightData { name, format, rows, k, bytes });
+        Ok(Weight(self.weights.len() as u32 - 1))
+    }
+
+    fn bytes(&self, tensor: &TensorRef) -> Bytes {
+        let tensor = self.model.gguf.tensors()[tensor.index].clone();
+        Bytes::new(Arc::new(Mapped { mapping: Arc::clone(&self.mapping), tensor }))
+    }
+
+    /// A scale that is left out would silently change every answer.
+    fn unscaled(&self, tensor: &TensorRef) -> Result<(), EngineError> {
+        let Some(scale) = tensor.scale else { return Ok(()) };
+        let name = &self.model.gguf.tensors()[scale].name;
+        let what = format!(
+            "`{name}` scales a whole tensor, which can't be applied yet: use a file without such scales"
+        );
+        Err(EngineError::Config(format!("{}: {what}", self.model.gguf.path().display())))
+    }
+
+    fn mixer(&mut self, mixer: &roles::Mixer) -> Result<MixerWeights, EngineError> {
+        Ok(MixerWeights {
+            norm: self.weight(&mixer.norm)?,
+            down: self.weight(&mixer.down)?,
+            up: self.weight(&mixer.up)?,
+            inject: mixer.inject.as_ref().map(|inject| self.weight(inject)).transpose()?,
+        })
+    }
+
+    fn layer(&mut self, at: usize, layer: &roles::Layer) -> Result<LayerGraph, EngineError> {
+        let ngram = match (&layer.ple, self.model.hyper.ple_slot(at), &self.model.trunk.ngram_table) {
+            (Some(ple), Some(block), Some(table)) => {
+                let format = table.format;
+                Some(Ngram { weights: self.ngram(ple)?, format, block })
+            }
+            _ => None,
+        };
+        Ok(LayerGraph {
+            layer: Layer(at as u16),
+            ngram,
+            attn_mixer: self.mixer(&layer.attn_mixer)?,
+            mixing: match &layer.attention {
+                roles::Attention::Gdn(gdn) => Mixing::Gdn(self.gdn(gdn)?),
+                roles::Attention::Qsa(qsa) => Mixing::Qsa(self.qsa(qsa)?),
+            },
+            ffn_mixer: self.mixer(&layer.ffn_mixer)?,
+            router: self.weight(&layer.moe.router)?,
+            experts: self.routed(at as u16, &layer.moe)?,
+            shared: self.shared(&layer.moe.shared)?,
+        })
+    }
+
+    fn ngram(&mut self, ple: &roles::Ple) -> Result<NgramWeights, EngineError> {
+        Ok(NgramWeights {
+            key: self.weight(&ple.key)?,
+            value: self.weight(&ple.value)?,
+            norm_key: self.weight(&ple.norm_key)?,
+            norm_query: self.weight(&ple.norm_query)?,
+            norm_conv: self.weight(&ple.norm_conv)?,
+            conv: self.weight(&ple.conv1d)?,
+        })
+    }
+
+    fn gdn(&mut self, gdn: &roles::Gdn) -> Result<GdnWeights, EngineError> {
+        Ok(GdnWeights {
+            qkv: self.weight(&gdn.qkv)?,
+            gate: self.weight(&gdn.gate)?,
+            conv: self.weight(&gdn.conv1d)?,
+            dt_bias: self.weight(&gdn.dt_bias)?,
+            a: self.weight(&gdn.a)?,
+            alpha: self.weight(&gdn.alpha)?,
+            beta: self.weight(&gdn.beta)?,
+            norm: self.weight(&gdn.norm)?,
+            out: self.weight(&gdn.out)?,
+        })
+    }
+
+    fn qsa(&mut self, qsa: &roles::Qsa) -> Result<QsaWeights, EngineError> {
+        Ok(QsaWeights {
+            q: self.weight(&qsa.q)?,
+            k: self.weight(&qsa.k)?,
+            v: self.weight(&qsa.v)?,
+            out: self.weight(&qsa.output)?,
+            q_norm: self.weight(&qsa.q_norm)?,
+            k_norm: self.weight(&qsa.k_norm)?,
+            index: Some([
+                self.weight(&qsa.index_q)?,
+                self.weight(&qsa.index_k)?,
+                self.weight(&qsa.index_q_norm)?,
+                self.weight(&qsa.index_k_norm)?,
+            ]),
+        })
+    }
+
+    fn shared(&mut self, shared: &roles::SharedExpert) -> Result<SharedWeights, EngineError> {
+        Ok(SharedWeights {
+            gate: self.weight(&shared.gate)?,
+            up: self.weight(&shared.up)?,
+            down: self.weight(&shared.down)?,
+            scalar: self.weight(&shared.weight)?,
+        })
+    }
+
+    fn routed(&mut self, layer: u16, moe: &roles::Moe) -> Result<ExpertWeights, EngineError> {
+        let count = self.model.hyper.moe.experts as u16;
+        let down = self.bytes(&moe.down);
+        self.unscaled(&moe.down)?;
+        let (source, formats, tensors) = match &moe.gate_up {
+            GateUp::Split { gate, up } => {
+                self.unscaled(gate)?;
+                self.unscaled(up)?;
+                let source = LayerSource::split(count, self.bytes(gate), self.bytes(up), down);
+                (source, [gate.format, up.format], [gate.index, up.index])
+            }
+            GateUp::Fused(both) => {
+                self.unscaled(both)?;
+                let source = LayerSource::fused(count, self.bytes(both), down);
+                (source, [both.format; 2], [both.index; 2])
+            }
+        };
+        let at = |error: LayerError| EngineError::Config(format!("layer {layer}: {error}"));
+        let tensors = ExpertTensors { gate: tensors[0], up: tensors[1], down: moe.down.index };
+        self.experts.push((layer, source.map_err(at)?, tensors));
+        Ok(ExpertWeights { gate: formats[0], up: formats[1], down: moe.down.format })
+    }
+
+    fn draft(
+        &mut self,
+        mtp: &roles::Mtp,
+        at: usize,
+        embed: Weight,
+        output: Weight,
+    ) -> Result<Draft, EngineError> {
+        let own = |tensor: &Option<TensorRef>, this: &mut Self, shared| {
+            tensor.as_ref().map_or(Ok(shared), |tensor| this.weight(tensor))
+        };
+        Ok(Draft {
+            embed: own(&mtp.embed_tokens, self, embed)?,
+            eh_proj: self.weight(&mtp.eh_proj)?,
+            e_norm: self.weight(&mtp.enorm)?,
+            h_norm: self.weight(&mtp.hnorm)?,
+            layer: self.layer(at, &mtp.layer)?,
+            head_mixer: self.mixer(&mtp.head_mixer)?,
+            output: own(&mtp.shared_head_head, self, output)?,
+        })
+    }
+}

@@ -1,0 +1,321 @@
+//! One sequence's sampler: its parameters, and how often each token has occurred.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use strata_quant::math;
+
+use super::{Sampling, uniform};
+
+/// Tokens that a constraint allows: one bit per token, bit `t % 32` of word `t / 32`.
+#[derive(Debug, Clone, Copy)]
+pub struct TokenMask<'a>(pub &'a [u32]);
+
+impl TokenMask<'_> {
+    /// Whether `token` may be chosen.
+    pub fn allows(&self, token: usize) -> bool {
+        self.0.get(token / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+}
+
+/// A chosen token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// Its id.
+    pub token: u32,
+    /// Its log-probability by the model's own distribution (no penalty, bias, mask or temperature), if asked for.
+    pub logprob: Option<f32>,
+    /// The most probable tokens with their log-probabilities, if asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// No token can be chosen.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SampleError {
+    /// The model's output is broken.
+    #[error(
+        "the model gave no finite logit at position {0}: the model file is damaged, or its values overflow"
+    )]
+    NoFiniteLogit(usize),
+    /// The mask and the biases leave nothing.
+    #[error("the constraint allows no token at position {0}")]
+    NothingAllowed(usize),
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Occurrences {
+    anywhere: bool,
+    answered: u32,
+}
+
+/// One sequence's sampler.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    sampling: Sampling,
+    seen: BTreeMap<u32, Occurrences>,
+    adjusted: Vec<f32>,
+    order: Vec<u32>,
+}
+
+impl Sampler {
+    /// A sampler whose sequence holds `prompt` so far. The parameters must have been validated.
+    pub fn new(sampling: Sampling, prompt: &[u32]) -> Self {
+        let mut seen = BTreeMap::<u32, Occurrences>::new();
+        for &token in prompt {
+            seen.entry(token).or_default().anywhere = true;
+        }
+        Sampler { sampling, seen, adjusted: Vec::new(), order: Vec::new() }
+    }
+
+    /// Chooses the token at `position` from the model's `logits`, and counts it as answered.
+    pub fn choose(
+        &mut self,
+        logits: &[f32],
+        position: usize,
+        mask: Option<TokenMask<'_>>,
+    ) -> Result<Choice, SampleError> {
+        if !logits.iter().any(|l| l.is_finite()) {
+            return Err(SampleError::NoFiniteLogit(position));
+        }
+        self.adjust(logits, mask);
+        let token = if self.sampling.temperature == 0.0 { self.largest() } else { self.draw(position) }
+            .ok_or(SampleError::NothingAllowed(position))?;
+        let seen = self.seen.entry(token).or_default();
+        seen.anywhere = true;
+        seen.answered += 1;
+        let (logprob, top) = match self.sampling.logprobs {
+            None => (None, Vec::new()),
+            Some(n) => {
+                let (own, top) = log_probabilities(logits, token, n);
+                (Some(own), top)
+            }
+        };
+        Ok(Choice { token, logprob, top })
+    }
+
+    /// Penalties, bias, mask; a NaN can't be chosen.
+    fn adjust(&mut self, logits: &[f32], mask: Option<TokenMask<'_>>) {
+        let s = &self.sampling;
+        self.adjusted.clear();
+        self.adjusted.extend(logits.iter().map(|l| if l.is_nan() { f32::NEG_INFINITY } else { *l }));
+        for (&token, seen) in &self.seen {
+            let Some(logit) = self.adjusted.get_mut(token as usize) else { continue };
+            if seen.anywhere && s.repetition_penalty != 1.0 {
+                *logit =
+                    if *logit > 0.0 { *logit / s.repetition_penalty } else { *logit * s.repetition_penalty };
+            }
+            if seen.answered > 0 {
+                *logit -= s.presence_penalty + s.frequency_penalty * seen.answered as f32;
+            }
+        }
+        for &(token, bias) in &s.logit_bias {
+            if let Some(logit) = self.adjusted.get_mut(token as usize) {
+                *logit += bias;
+            }
+        }
+        if let Some(mask) = mask {
+            for (token, logit) in self.adjusted.iter_mut().enumerate() {
+                if !mask.allows(token) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+    }
+
+    /// The first of the largest logits.
+    fn largest(&self) -> Option<u32> {
+        let mut best = None;
+        let mut value = f32::NEG_INFINITY;
+        for (token, &logit) in self.adjusted.iter().enumerate() {
+            if logit > value {
+                (best, value) = (Some(token as u32), logit);
+            }
+        }
+        best
+    }
+
+    fn draw(&mut self, position: usize) -> Option<u32> {
+        let Sampling { temperature, top_k, top_p, min_p, seed, .. } = self.sampling;
+        let logits = &self.adjusted;
+        let max = logits[self.largest()? as usize];
+        // An infinite logit is certain; the lower of several.
+        if max == f32::INFINITY {
+            return self.largest();
+        }
+        let weight = |token: u32| f64::from(math::exp((logits[token as usize] - max) / temperature));
+        let order = &mut self.order;
+        order.clear();
+        order.extend((0..logits.len() as u32).filter(|&t| logits[t as usize] > f32::NEG_INFINITY));
+        let limit = if top_k == 0 { order.len() } else { top_k.min(order.len()) };
+        // With no top-k the mass is that of all tokens, in id order, whatever part of the order gets sorted below.
+        let whole: f64 = if top_k == 0 { order.iter().map(|&t| weight(t)).sum() } else { 0.0 };
+
+        // Sorting a whole vocabulary costs more than the draw is worth: sort a prefix that holds the mass sought.
+        let mut sorted = limit.min(256);
+        loop {
+            sort_prefix(order, sorted, logits);
+            let prefix = &order[..sorted];
+            let mass: f64 = prefix.iter().map(|&t| weight(t)).sum();
+            let total = if top_k == 0 { whole } else { mass };
+            let floor = f64::from(min_p);
+            let (mut kept, mut sum) = (0, 0.0);
+            for &token in prefix {
+                let w = weight(token);
+                if kept > 0 && (sum >= f64::from(top_p) * total || w < floor) {
+                    break;
+                }
+                (kept, sum) = (kept + 1, sum + w);
+            }
+            if kept == sorted && sorted < limit {
+                sorted = (sorted * 8).min(limit);
+                continue;
+            }
+            let target = uniform(seed, position as u64) * sum;
+            let mut reached = 0.0;
+            for &token in &order[..kept] {
+                reached += weight(token);
+                if target < reached {
+                    return Some(token);
+                }
+            }
+            return Some(order[kept - 1]);
+        }
+    }
+}
+
+/// Larger logits first, equal ones by the lower id.
+fn by_logit(logits: &[f32], a: u32, b: u32) -> Ordering {
+    logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b))
+}
+
+/// Brings the `n` first of `order` to its front, sorted.
+fn sort_prefix(order: &mut [u32], n: usize, logits: &[f32]) {
+    if n < order.len() {
+        order.select_nth_unstable_by(n, |&a, &b| by_logit(logits, a, b));
+    }
+    order[..n].sort_unstable_by(|&a, &b| by_logit(logits, a, b));
+}
+
+/// The log-probability of `token` and those of the `n` most probable tokens.
+fn log_probabilities(logits: &[f32], token: u32, n: usize) -> (f32, Vec<(u32, f32)>) {
+    let max = logits.iter().copied().filter(|l| !l.is_nan()).fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().filter(|l| !l.is_nan()).map(|&l| f64::from(math::exp(l - max))).sum();
+    let log = |t: u32| ((f64::from(logits[t as usize]) - f64::from(max)) - sum.ln()) as f32;
+    let mut order: Vec<u32> = (0..logits.len() as u32).filter(|&t| !logits[t as usize].is_nan()).collect();
+    let n = n.min(order.len());
+    sort_prefix(&mut order, n, logits);
+    (log(token), order[..n].iter().map(|&t| (t, log(t))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn choose(sampling: Sampling, logits: &[f32], position: usize) -> u32 {
+        Sampler::new(sampling, &[]).choose(logits, position, None).unwrap().token
+    }
+
+    /// Oracle: the definition of greedy, ties to the lower id, NaN never.
+    #[test]
+    fn greedy_takes_the_first_largest() {
+        assert_eq!(choose(Sampling::greedy(), &[1.0, 3.0, f32::NAN, 3.0], 0), 1);
+    }
+
+    /// Oracle: a slow sampler that sorts everything and follows the documented order.
+    fn slow(s: &Sampling, logits: &[f32], position: usize) -> u32 {
+        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+        order.sort_by(|&a, &b| by_logit(logits, a, b));
+        if s.top_k > 0 {
+            order.truncate(s.top_k);
+        }
+        let max = logits[order[0] as usize];
+        let w = |t: u32| f64::from(math::exp((logits[t as usize] - max) / s.temperature));
+        let total: f64 = order.iter().map(|&t| w(t)).sum();
+        let mut kept = Vec::new();
+        let mut sum = 0.0;
+        for &t in &order {
+            if !kept.is_empty() && (sum >= f64::from(s.top_p) * total || w(t) < f64::from(s.min_p)) {
+                break;
+            }
+            sum += w(t);
+            kept.push(t);
+        }
+        let target = uniform(s.seed, position as u64) * sum;
+        let mut reached = 0.0;
+        kept.iter()
+            .copied()
+            .find(|&t| {
+                reached += w(t);
+                target < reached
+            })
+            .unwrap_or(kept[kept.len() - 1])
+    }
+
+    proptest! {
+        #[test]
+        fn draws_as_the_slow_sampler_does(
+            logits in prop::collection::vec(-8i8..8, 1..700),
+            top_k in 0usize..20, top_p in 0.05f32..1.0, min_p in 0.0f32..0.5, seed: u64, position in 0usize..1000,
+        ) {
+            // Quarters tie often.
+            let logits: Vec<f32> = logits.into_iter().map(|l| f32::from(l) / 4.0).collect();
+            let s = Sampling { temperature: 0.7, top_k, top_p, min_p, seed, ..Sampling::default() };
+            prop_assert_eq!(choose(s.clone(), &logits, position), slow(&s, &logits, position));
+        }
+    }
+
+    /// Oracle: the distribution itself, over many positions.
+    #[test]
+    fn frequencies_follow_the_distribution() {
+        let logits = [0.0f32, 1.0, 2.0, -1.0];
+        let s = Sampling { seed: 3, ..Sampling::default() };
+        let n = 40_000;
+        let mut counts = [0; 4];
+        for p in 0..n {
+            counts[choose(s.clone(), &logits, p) as usize] += 1;
+        }
+        let sum: f32 = logits.iter().map(|l| l.exp()).sum();
+        for (count, l) in counts.iter().zip(logits) {
+            let (got, want) = (*count as f32 / n as f32, l.exp() / sum);
+            assert!((got - want).abs() < 0.01, "{got} {want}");
+        }
+    }
+
+    /// Oracle: the documented meaning of each penalty, by hand.
+    #[test]
+    fn penalties_bias_and_mask_move_the_choice() {
+        let logits = [2.0f32, 1.9, -1.0];
+        let greedy = Sampling::greedy();
+        let of =
+            |s: Sampling, prompt: &[u32]| Sampler::new(s, prompt).choose(&logits, 0, None).unwrap().token;
+        assert_eq!(of(Sampling { repetition_penalty: 1.2, ..greedy.clone() }, &[0]), 1);
+        // A prompt's tokens aren't answered ones.
+        assert_eq!(of(Sampling { presence_penalty: 1.0, ..greedy.clone() }, &[0]), 0);
+        let mut s = Sampler::new(Sampling { frequency_penalty: 0.06, ..greedy.clone() }, &[]);
+        let said: Vec<u32> = (0..4).map(|p| s.choose(&logits, p, None).unwrap().token).collect();
+        assert_eq!(said, [0, 0, 1, 0]);
+        assert_eq!(of(Sampling { logit_bias: vec![(2, 4.0)], ..greedy.clone() }, &[]), 2);
+        let mut s = Sampler::new(greedy, &[]);
+        assert_eq!(s.choose(&logits, 0, Some(TokenMask(&[0b110]))).unwrap().token, 1);
+        assert_eq!(s.choose(&logits, 5, Some(TokenMask(&[0]))), Err(SampleError::NothingAllowed(5)));
+        assert_eq!(s.choose(&[f32::NAN; 3], 6, None), Err(SampleError::NoFiniteLogit(6)));
+    }
+
+    /// Oracle: log softmax in f64.
+    #[test]
+    fn logprobs_are_the_models_own() {
+        let logits = [0.5f32, 2.0, -1.0, 2.0];
+        let s = Sampling {
+            logprobs: Some(2),
+            temperature: 0.0,
+            logit_bias: vec![(0, 9.0)],
+            ..Sampling::default()
+        };
+        let c = Sampler::new(s, &[]).choose(&logits, 0, None).unwrap();
+        let sum: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
+        assert_eq!(c.token, 0);
+        assert!((f64::from(c.logprob.unwrap()) - (0.5 - sum.ln())).abs() < 1e-6);
+        assert_eq!(c.top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 3]);
+    }
+}

@@ -1,0 +1,71 @@
+//! An engine on the CPU backend, as the binary wires it.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+use strata_cpu::Cpu;
+use strata_engine::{Engine, EngineConfig, SeqId, Wants};
+use strata_model::Model;
+use strata_plan::Limits;
+use strata_quant::Isa;
+use strata_topology::{Pool, Role, Topology};
+
+/// How to run a model.
+#[derive(Debug, Clone)]
+pub struct Rig {
+    pub config: EngineConfig,
+    pub threads: usize,
+    pub isa: Isa,
+}
+
+impl Default for Rig {
+    fn default() -> Self {
+        Rig { config: EngineConfig::default(), threads: 2, isa: Isa::detect() }
+    }
+}
+
+impl Rig {
+    pub fn open(&self, path: &Path) -> Engine {
+        let model = Arc::new(Model::open(path).unwrap());
+        let topology = Topology::uniform(self.threads);
+        let assignment = topology.assign(Some(self.threads)).unwrap();
+        let io = assignment.set(Role::Io).clone();
+        let builder = Cpu::new(Pool::with(&assignment).unwrap(), self.isa);
+        let limits = Limits { available: 4 << 30, total: 4 << 30, source: "the test".into() };
+        let spawn =
+            Box::new(move |f: Box<dyn FnOnce() + Send>| strata_topology::spawn(Role::Io, &io, "rows", f));
+        Engine::load(model, &self.config, &limits, builder, spawn, &mut |_| ControlFlow::Continue(()))
+            .unwrap()
+    }
+}
+
+/// Logits of `tokens` appended to `seq`, row by row.
+pub fn logits(engine: &mut Engine, seq: SeqId, tokens: &[u32], wants: Wants) -> Vec<Vec<f32>> {
+    let mut rows = Vec::new();
+    engine
+        .forward(seq, tokens, wants, &mut |at, row| {
+            if wants != Wants::Last {
+                assert_eq!(at, rows.len());
+            }
+            rows.push(row.to_vec());
+        })
+        .unwrap();
+    rows
+}
+
+/// The same bits, whatever they mean.
+pub fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    rows.iter().map(|row| row.iter().map(|v| v.to_bits()).collect()).collect()
+}
+
+/// The largest absolute difference.
+pub fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d.is_nan() { f32::NAN } else { m.max(d) })
+}
+
+/// The index of the largest value, the lower of equal ones.
+pub fn argmax(row: &[f32]) -> usize {
+    (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best })
+}
