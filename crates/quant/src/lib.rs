@@ -33,6 +33,8 @@ pub mod lanes;
 pub mod math;
 mod matmul;
 mod out;
+#[cfg(x86_paths)]
+mod x86;
 
 pub use activations::Activations;
 pub use format::{Format, UnsupportedType};

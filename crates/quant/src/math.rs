@@ -191,7 +191,7 @@ pub fn f16_to_f32(h: u16) -> f32 {
 
 /// The bits of the f16 nearest to `x`, ties to even; infinite from 65520 on, NaN for NaN.
 #[inline(always)]
-pub fn f32_to_f16(x: f32) -> u16 {
+pub const fn f32_to_f16(x: f32) -> u16 {
     let sign = (x.to_bits() >> 16) & 0x8000;
     let bits = x.to_bits() & 0x7fff_ffff;
     // Normal halves: round the 13 bits that go, carry into the exponent, move the bias.

@@ -88,6 +88,24 @@ impl<'a> Matrix<'a> {
         &self.bytes[row * self.row_bytes..][..self.row_bytes]
     }
 
+    /// The bytes from row `row` on.
+    #[cfg(x86_paths)]
+    pub(crate) fn rows_from(&self, row: usize) -> &'a [u8] {
+        &self.bytes[row * self.row_bytes..]
+    }
+
+    /// Bytes of a row.
+    #[cfg(x86_paths)]
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    /// What multiplies every finished sum.
+    #[cfg(x86_paths)]
+    pub(crate) fn tensor_scale(&self) -> Option<f32> {
+        self.tensor_scale
+    }
+
     /// Decodes one row into `out`, `[k]`; see [`dequantise`]. The tensor's scale, if any, multiplies every value.
     pub fn dequantise_row(&self, row: usize, out: &mut [f32]) {
         dequantise(self.format, self.row(row), out);
@@ -125,7 +143,7 @@ pub fn dequantise(format: Format, bytes: &[u8], out: &mut [f32]) {
 /// # Panics
 /// If `rows` aren't rows of `w`, the columns are of another length, or of the wrong kind for the format
 /// ([`Format::is_float`]), or `out` doesn't hold the rows of every column.
-pub fn matmul(isa: Isa, w: Matrix<'_>, rows: Range<usize>, x: Columns<'_>, mut out: Out<'_>) {
+pub fn matmul(isa: Isa, w: Matrix<'_>, rows: Range<usize>, x: Columns<'_>, out: Out<'_>) {
     assert!(rows.start <= rows.end && rows.end <= w.rows, "rows {rows:?} of {}", w.rows);
     match x {
         Columns::Float(x) => {
@@ -139,23 +157,27 @@ pub fn matmul(isa: Isa, w: Matrix<'_>, rows: Range<usize>, x: Columns<'_>, mut o
             assert!(!w.format.is_float(), "{} weights take float columns", w.format);
             assert_eq!(x.k(), w.k, "columns of {} values for rows of {}", x.k(), w.k);
             out.check(rows.end, x.cols());
+            #[cfg(x86_paths)]
+            if crate::x86::product(isa, &w, rows.clone(), x, &out) {
+                return;
+            }
             for row in rows {
                 let bytes = w.row(row);
                 for col in 0..x.cols() {
                     let sum = with_block_format!(w.format, F => block::dot::<F>(bytes, x.column(col)), float => 0.0);
-                    out.set(row, col, w.tensor_scale.map_or(sum, |scale| sum * scale));
+                    out.write(row, col, &[sum], w.tensor_scale);
                 }
             }
         }
     }
 }
 
-fn float_product(isa: Isa, w: Matrix<'_>, rows: Range<usize>, x: &[f32], mut out: Out<'_>) {
+fn float_product(isa: Isa, w: Matrix<'_>, rows: Range<usize>, x: &[f32], out: Out<'_>) {
     for row in rows {
         let bytes = w.row(row);
         for (col, x) in x.chunks_exact(w.k).enumerate() {
             let sum = float::dot_bytes(isa, w.format, bytes, x);
-            out.set(row, col, w.tensor_scale.map_or(sum, |scale| sum * scale));
+            out.write(row, col, &[sum], w.tensor_scale);
         }
     }
 }

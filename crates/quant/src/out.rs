@@ -1,6 +1,6 @@
 //! Where a product goes: a column-major f32 buffer of which several threads may each write some rows.
 //!
-//! Owns the raw pointer and the bounds check of every write. Unsafe code: one constructor and one store.
+//! Owns the raw pointer and the bounds check of every write. Unsafe code: one constructor and one access.
 
 #![allow(unsafe_code)]
 
@@ -26,7 +26,7 @@ impl<'a> Out<'a> {
     /// A view of a buffer that other threads write at the same time.
     ///
     /// # Safety
-    /// `start` must be valid for writes of `len` elements for `'a`, and during `'a` nobody else may read or write the
+    /// `start` must be valid for reads and writes of `len` elements, all initialised, for `'a`, and during `'a` nobody else may read or write the
     /// rows, in any column, that this view is used to write (the `rows` given to [`matmul`](crate::matmul())).
     pub unsafe fn shared(start: *mut f32, len: usize, col_stride: usize) -> Out<'a> {
         Out { start, len, col_stride, buffer: PhantomData }
@@ -48,11 +48,29 @@ impl<'a> Out<'a> {
         );
     }
 
-    /// Stores one result.
-    pub(crate) fn set(&mut self, row: usize, col: usize, value: f32) {
+    /// Stores `values`, times `scale` if there is one, to rows `row ..` of a column.
+    #[inline(always)]
+    pub(crate) fn write(&self, row: usize, col: usize, values: &[f32], scale: Option<f32>) {
+        self.each(row, col, values, |_, value| scale.map_or(value, |scale| value * scale));
+    }
+
+    /// Adds `values` to rows `row ..` of a column, then multiplies by `scale` if there is one.
+    #[cfg(x86_paths)]
+    #[inline(always)]
+    pub(crate) fn add(&self, row: usize, col: usize, values: &[f32], scale: Option<f32>) {
+        self.each(row, col, values, |old, value| scale.map_or(old + value, |scale| (old + value) * scale));
+    }
+
+    /// Replaces the results of rows `row ..` of a column by what `new` makes of them and of `values`.
+    #[inline(always)]
+    fn each(&self, row: usize, col: usize, values: &[f32], new: impl Fn(f32, f32) -> f32) {
         let at = col * self.col_stride + row;
-        assert!(at < self.len);
-        // SAFETY: in bounds of memory that is valid for writes, and exclusively ours (constructors).
-        unsafe { self.start.add(at).write(value) }
+        assert!(at + values.len() <= self.len);
+        // SAFETY: in bounds of memory that is valid for reads and writes, and exclusively ours (constructors); it holds floats,
+        // and no other reference to it lives while this one does.
+        let results = unsafe { std::slice::from_raw_parts_mut(self.start.add(at), values.len()) };
+        for (result, &value) in results.iter_mut().zip(values) {
+            *result = new(*result, value);
+        }
     }
 }

@@ -14,7 +14,9 @@ fn product(isa: Isa, w: Matrix<'_>, x: Columns<'_>, cols: usize, splits: &[usize
         matmul(isa, w, from..to, x, Out::new(&mut out, stride));
         from = to;
     }
-    let class = |v: f32| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() };
+    let class = |v: f32| {
+        if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }
+    };
     (0..cols)
         .flat_map(|c| out[c * stride..][..w.rows()].iter().map(|&v| class(v)).collect::<Vec<_>>())
         .collect()

@@ -12,7 +12,7 @@ use crate::math::f16_to_f32;
 pub(crate) struct Iq1M;
 
 /// The bits of the f16 scale, scattered over four words.
-pub(crate) fn scale_bits(block: &[u8]) -> u16 {
+fn scale_bits(block: &[u8]) -> u16 {
     (0..4).fold(0, |bits, i| bits | word(block, 48 + 2 * i) >> 12 << (4 * i))
 }
 

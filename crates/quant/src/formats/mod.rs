@@ -37,7 +37,11 @@ pub(crate) use iq3_xxs::Iq3Xxs;
 pub(crate) use iq4_nl::Iq4Nl;
 pub(crate) use iq4_xs::Iq4Xs;
 pub(crate) use mxfp4::Mxfp4;
+#[cfg(x86_paths)]
+pub(crate) use mxfp4::scale as mxfp4_scale;
 pub(crate) use nvfp4::Nvfp4;
+#[cfg(x86_paths)]
+pub(crate) use nvfp4::scale as nvfp4_scale;
 pub(crate) use q2_0::Q2_0;
 pub(crate) use q2_k::Q2K;
 pub(crate) use q3_k::Q3K;
@@ -116,7 +120,8 @@ fn scale_min_6(b: &[u8], t: usize) -> (i32, i32) {
 }
 
 /// The values of IQ4_NL and IQ4_XS.
-const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub(crate) const IQ4_VALUES: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Twice the E2M1 values of MXFP4 and NVFP4.
-const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub(crate) const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];

@@ -9,12 +9,12 @@ use crate::block::{BlockFormat, Term};
 pub(crate) struct Mxfp4;
 
 /// `2^(e - 128)`.
-pub(crate) fn scale(e: u8) -> f32 {
+pub(crate) const fn scale(e: u8) -> f32 {
     match e {
         0 => f32::from_bits(1 << 21),
         1 => f32::from_bits(1 << 22),
         255 => f32::NAN,
-        _ => f32::from_bits((u32::from(e) - 1) << 23),
+        _ => f32::from_bits((e as u32 - 1) << 23),
     }
 }
 

@@ -9,8 +9,8 @@ use crate::block::{BlockFormat, Term};
 pub(crate) struct Nvfp4;
 
 /// Half the E4M3 number `b`, its sign ignored.
-pub(crate) fn scale(b: u8) -> f32 {
-    let (exponent, fraction) = (u32::from(b >> 3 & 15), u32::from(b & 7));
+pub(crate) const fn scale(b: u8) -> f32 {
+    let (exponent, fraction) = ((b >> 3 & 15) as u32, (b & 7) as u32);
     match (b, exponent, fraction) {
         (0x7f, ..) => 0.0,
         (_, 0, f) => f as f32 * (1.0 / 1024.0),
