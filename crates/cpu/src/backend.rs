@@ -1,0 +1,339 @@
+//! The backend itself: what it is built from, and the dispatch of ops.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use strata_backend::{
+    Backend, BackendError, Buffer, Build, Checkpoint, Counters, Fence, Op, SeqSlot, Shape, Span, Spec,
+    WeightData,
+};
+use strata_plan::{Arena, Block, Plan};
+use strata_quant::{Activations, Isa};
+use strata_residency::ExpertStore;
+use strata_topology::Pool;
+
+use crate::bench::{Bench, TILE};
+use crate::buffers::Buffers;
+use crate::draft::Join;
+use crate::memory::{self, Described};
+use crate::route::Routing;
+use crate::shared::{Crew, Grid, run};
+use crate::spans::Piece;
+use crate::state::State;
+use crate::weights::Weights;
+use crate::{failed, rope};
+
+/// The CPU, not yet built into a backend: which threads compute, with which instructions.
+pub struct Cpu {
+    pool: Pool,
+    isa: Isa,
+}
+
+impl Cpu {
+    /// A backend-to-be on `pool`, with the kernels of `isa`.
+    pub fn new(pool: Pool, isa: Isa) -> Cpu {
+        Cpu { pool, isa }
+    }
+}
+
+impl Build for Cpu {
+    type Described = Described;
+
+    fn describe(&self, spec: &Spec, weights: &[WeightData], plan: &mut Plan) -> Described {
+        memory::describe(spec, weights, self.pool.threads(), plan)
+    }
+
+    fn build(
+        self,
+        spec: Spec,
+        described: Described,
+        mut arena: Arena,
+        weights: Vec<WeightData>,
+        store: Arc<ExpertStore>,
+    ) -> Result<Box<dyn Backend>, BackendError> {
+        Ok(Box::new(CpuBackend::new(self, spec, described, &mut arena, weights, store)?))
+    }
+}
+
+/// Computes ops on the CPU. Made by [`Cpu`]. An op is done when `submit` returns.
+pub struct CpuBackend {
+    pub(crate) spec: Spec,
+    pub(crate) isa: Isa,
+    pub(crate) crew: Crew,
+    pub(crate) weights: Weights,
+    pub(crate) buffers: Buffers,
+    pub(crate) state: State,
+    pub(crate) bench: Bench,
+    pub(crate) piece: Piece,
+    pub(crate) piece_rows: usize,
+    pub(crate) piece_floats: Block<f32>,
+    pub(crate) rope: Block<f32>,
+    pub(crate) routing: Routing,
+    /// Per place of the routing `[D]`.
+    pub(crate) products: Block<f32>,
+    pub(crate) store: Arc<ExpertStore>,
+    counters: Counters,
+    submitted: u64,
+}
+
+impl CpuBackend {
+    fn new(
+        cpu: Cpu,
+        spec: Spec,
+        described: Described,
+        arena: &mut Arena,
+        weights: Vec<WeightData>,
+        store: Arc<ExpertStore>,
+    ) -> Result<CpuBackend, BackendError> {
+        check(&spec.shape)?;
+        let sizes = described.sizes;
+        let mut floats = |region| arena.take::<f32>(region).map_err(failed);
+        let buffers = described.buffers.iter().map(|&region| floats(region)).collect::<Result<_, _>>()?;
+        let weights = Weights::new(&spec, weights, floats(described.weights)?)?;
+        let (mut rope, products) = (floats(described.rope)?, floats(described.products)?);
+        let (bench, piece_floats) = (floats(described.bench)?, floats(described.piece)?);
+        let [experts, shares, places, order, ends, units, bounds] = described.routing;
+        let shares = floats(shares)?;
+        let mut words = |region| arena.take::<u32>(region).map_err(failed);
+        let routing = Routing {
+            rows: 0,
+            grouped: false,
+            experts: words(experts)?,
+            shares,
+            places: words(places)?,
+            order: words(order)?,
+            ends: words(ends)?,
+            units: words(units)?,
+            bounds: words(bounds)?,
+            unit_count: 0,
+        };
+        let state = State::new(&spec, &described.layers, arena)?;
+        let crew = Crew::new(cpu.pool);
+        if let Some(q) = spec.shape.qsa.as_ref().filter(|q| q.rotary > 0) {
+            let grain = spec.context.div_ceil(64 * crew.pool().threads()).max(1);
+            run(Some(crew.pool()), Grid::rows(&mut rope, q.rotary, grain), |task, part| {
+                rope::fill(q, task * grain, part.into_slice());
+            });
+        }
+        let acts = (0..sizes.places).map(|_| Activations::new(sizes.k_max, TILE)).collect();
+        Ok(CpuBackend {
+            isa: cpu.isa,
+            crew,
+            weights,
+            buffers: Buffers::new(buffers),
+            state,
+            bench: Bench { floats: bench, each: sizes.each, acts },
+            piece: Piece::new(spec.sequences),
+            piece_rows: sizes.piece_rows,
+            piece_floats,
+            rope,
+            routing,
+            products,
+            store,
+            counters: Counters::default(),
+            submitted: 0,
+            spec,
+        })
+    }
+
+    fn compute(&mut self, op: &Op<'_>) -> Result<usize, BackendError> {
+        match *op {
+            Op::Embed { table, tokens, x } => self.embed(table, tokens, x),
+            Op::Ngram { layer, ref weights, format, table_rows, spans, x } => {
+                self.ngram(layer, weights, (format, table_rows), spans, x)
+            }
+            Op::MixerRead { ref weights, rows, x, u, inject } => self.mixer_read(weights, rows, x, u, inject),
+            Op::MixerWrite { rows, y, inject, x } => self.mixer_write(rows, y, inject, x),
+            Op::Gdn { layer, ref weights, spans, u, y } => self.gdn(layer, weights, spans, u, y),
+            Op::Qsa { layer, ref weights, spans, u, y } => self.qsa(layer, weights, spans, u, y),
+            Op::Route { router, rows, u } => self.route(router, rows, u),
+            Op::Group { rows } => self.group(rows).map(|()| 0),
+            Op::Experts { layer, ref weights, rows, u } => self.experts(layer, weights, rows, u),
+            Op::Combine { ref shared, rows, u, y } => self.combine(shared, rows, u, y),
+            Op::Head { ref mixer, output, rows, x, logits } => self.head(mixer, output, rows, x, logits),
+            Op::DraftJoin { table, eh_proj, e_norm, h_norm, next, x, out } => {
+                self.draft_join(Join { table, eh_proj, e_norm, h_norm }, next, x, out)
+            }
+        }
+    }
+}
+
+/// Whether the geometry is one that the ops' loops are written for.
+fn check(shape: &Shape) -> Result<(), BackendError> {
+    let gdn = shape.gdn.is_none_or(|g| {
+        g.key_heads > 0 && g.value_heads > 0 && g.value_heads.is_multiple_of(g.key_heads) && g.conv_kernel > 0
+    });
+    let qsa = shape.qsa.as_ref().is_none_or(|q| {
+        let rotary = q.rotary.is_multiple_of(2) && q.rotary <= q.head_dim;
+        let indexer =
+            q.block == 0 || (q.budget.is_multiple_of(q.block) && q.budget > 0 && q.rotary <= q.index_dim);
+        q.kv_heads > 0 && q.heads.is_multiple_of(q.kv_heads) && rotary && indexer
+    });
+    let moe = (1..=shape.moe.experts).contains(&shape.moe.used);
+    if gdn && qsa && moe && (1..=TILE).contains(&shape.streams) && shape.hidden > 0 {
+        return Ok(());
+    }
+    Err(failed(format!("there are no ops for this geometry: {shape:?}")))
+}
+
+impl Backend for CpuBackend {
+    fn name(&self) -> String {
+        let threads = self.crew.pool().threads();
+        format!("cpu ({}, {threads} thread{})", self.isa, if threads == 1 { "" } else { "s" })
+    }
+
+    fn begin_step(&mut self) {
+        self.crew.begin();
+    }
+
+    fn end_step(&mut self) {
+        self.crew.end();
+    }
+
+    fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError> {
+        let started = Instant::now();
+        let bytes = self.compute(op).inspect_err(|_| self.routing.rows = 0)?;
+        self.submitted += 1;
+        self.counters.add(op.family(), started.elapsed().as_nanos() as u64, bytes as u64);
+        Ok(())
+    }
+
+    fn fence(&mut self) -> Fence {
+        Fence(self.submitted)
+    }
+
+    fn wait(&mut self, _: Fence) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn read(&mut self, buffer: Buffer, first: usize, out: &mut [f32]) -> Result<(), BackendError> {
+        self.buffers.read(buffer, first, out)
+    }
+
+    fn commit(&mut self, spans: &[Span]) -> Result<(), BackendError> {
+        self.state.commit(spans)
+    }
+
+    fn clear(&mut self, slot: SeqSlot) -> Result<(), BackendError> {
+        self.state.clear(slot)
+    }
+
+    fn fork(&mut self, from: SeqSlot, to: SeqSlot, tokens: usize) -> Result<(), BackendError> {
+        self.state.fork(from, to, tokens)
+    }
+
+    fn checkpoint(&mut self, slot: SeqSlot, to: Checkpoint) -> Result<(), BackendError> {
+        self.state.checkpoint(slot, to)
+    }
+
+    fn restore(&mut self, from: Checkpoint, slot: SeqSlot) -> Result<(), BackendError> {
+        self.state.restore(from, slot)
+    }
+
+    fn export(&mut self, slot: SeqSlot, tokens: usize, out: &mut Vec<u8>) -> Result<(), BackendError> {
+        self.state.export(slot, tokens, out)
+    }
+
+    fn import(&mut self, slot: SeqSlot, tokens: usize, bytes: &[u8]) -> Result<(), BackendError> {
+        self.state.import(slot, tokens, bytes)
+    }
+
+    fn take_counters(&mut self) -> Counters {
+        std::mem::take(&mut self.counters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use strata_backend::{BufferSpec, GdnShape, KvFormat, LayerState, MoeShape, NgramShape, QsaShape};
+    use strata_topology::Topology;
+
+    fn spec() -> Spec {
+        let qsa = QsaShape {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 20,
+            rotary: 8,
+            rope_base: 1e4,
+            index_heads: 3,
+            index_dim: 12,
+            budget: 12,
+            block: 3,
+        };
+        Spec {
+            shape: Shape {
+                hidden: 40,
+                streams: 3,
+                mixer_rank: 10,
+                vocab: 77,
+                norm_eps: 1e-6,
+                gdn: Some(GdnShape {
+                    key_heads: 2,
+                    value_heads: 6,
+                    key_dim: 12,
+                    value_dim: 20,
+                    conv_kernel: 4,
+                }),
+                qsa: Some(qsa),
+                moe: MoeShape { experts: 7, used: 3, width: 24, shared_width: 18 },
+                ngram: Some(NgramShape { heads: 4, row: 10, conv_kernel: 3, dilation: 2 }),
+            },
+            layers: vec![
+                LayerState { gdn: true, qsa: false, ngram: true },
+                LayerState { gdn: false, qsa: true, ngram: false },
+            ],
+            sequences: 3,
+            checkpoints: 2,
+            context: 50,
+            kv: KvFormat::F16,
+            window: 9,
+            buffers: vec![BufferSpec { name: "x", rows: 9, width: 120 }],
+        }
+    }
+
+    fn build(spec: Spec) -> Result<(CpuBackend, usize, usize), BackendError> {
+        let cpu = Cpu::new(Pool::new(&Topology::read(), 2).unwrap(), Isa::Scalar);
+        let mut plan = Plan::new();
+        let described = cpu.describe(&spec, &[], &mut plan);
+        let mut arena = Arena::new(&plan).unwrap();
+        let store = Arc::new(ExpertStore::new(0, Box::new(|| Ok(()))));
+        let backend = CpuBackend::new(cpu, spec, described, &mut arena, vec![], store)?;
+        Ok((backend, arena.taken_bytes(), plan.arena_bytes()))
+    }
+
+    /// Oracle: the plan.
+    #[test]
+    fn every_planned_region_is_taken() {
+        let (_, taken, planned) = build(spec()).unwrap();
+        assert_eq!(taken, planned);
+    }
+
+    /// Oracle: `Spec`'s own arithmetic, through the byte form.
+    #[test]
+    fn state_is_as_large_as_the_spec_says() {
+        let spec = spec();
+        let expected =
+            spec.checkpoint_floats() * 4 + spec.layers.iter().map(|l| spec.cache_bytes(l, 50)).sum::<usize>();
+        let (mut backend, ..) = build(spec).unwrap();
+        let mut bytes = Vec::new();
+        backend.export(SeqSlot(2), 50, &mut bytes).unwrap();
+        assert_eq!(bytes.len(), expected);
+        assert!(backend.import(SeqSlot(1), 50, &bytes).is_ok());
+    }
+
+    #[test]
+    fn a_geometry_without_ops_is_refused() {
+        for change in [
+            |s: &mut Shape| s.streams = 33,
+            |s: &mut Shape| s.gdn.as_mut().unwrap().value_heads = 5,
+            |s: &mut Shape| s.qsa.as_mut().unwrap().budget = 13,
+            |s: &mut Shape| s.qsa.as_mut().unwrap().rotary = 16,
+            |s: &mut Shape| s.moe.used = 8,
+        ] {
+            let mut spec = spec();
+            change(&mut spec.shape);
+            assert!(build(spec).err().unwrap().to_string().contains("no ops for this geometry"));
+        }
+    }
+}

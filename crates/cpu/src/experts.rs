@@ -1,0 +1,340 @@
+//! The routed experts' products, the shared expert, and the sum over all: spec/qwen4exp.md, section 2.4.
+//!
+//! Owns how (row, expert) pairs become work: a *unit* is up to [`TILE`](crate::bench::TILE) rows of one expert. Expert bytes come from the store
+//! only, pinned by whoever computes with them and as long as that.
+//!
+//! Units are done one per task, each through all of an expert, where that keeps all threads busy; otherwise several units share two
+//! regions, cut by weight rows. The bits are the same.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, MoeShape, Shape, SharedWeights};
+use strata_quant::{Columns, Format, Matrix, dispatch, lanes, math};
+use strata_residency::{ExpertId, ExpertStore, Pinned};
+
+use crate::backend::CpuBackend;
+use crate::bench::{Scratch, Spread, Team};
+use crate::route::Routing;
+use crate::shared::{Grid, Job, run, run_on};
+use crate::{failed, weights};
+
+/// Floats of a unit: gathered columns, gate and up products.
+pub(crate) fn unit_floats(shape: &Shape, tile: usize) -> usize {
+    tile * (shape.hidden + 2 * shape.moe.width)
+}
+
+/// Floats of a worker's tile in the combination: gate, up, the shared expert's product.
+pub(crate) fn combine_floats(shape: &Shape, tile: usize) -> usize {
+    tile * (2 * shape.moe.shared_width + shape.hidden)
+}
+
+/// What every unit needs.
+struct Stage<'a> {
+    store: &'a ExpertStore,
+    layer: Layer,
+    formats: ExpertWeights,
+    d: usize,
+    moe: MoeShape,
+    /// The window's rows, `[rows][D]`.
+    u: &'a [f32],
+    order: &'a [u32],
+    units: &'a [u32],
+    bounds: &'a [u32],
+    /// The first thing that went wrong in a task.
+    error: OnceLock<BackendError>,
+}
+
+/// An expert's matrices.
+struct Expert<'a> {
+    gate: Matrix<'a>,
+    up: Matrix<'a>,
+    down: Matrix<'a>,
+}
+
+impl CpuBackend {
+    /// The grouped experts' products, kept by place; returns the bytes read.
+    pub(crate) fn experts(
+        &mut self,
+        layer: Layer,
+        formats: &ExpertWeights,
+        rows: usize,
+        u: Buffer,
+    ) -> Result<usize, BackendError> {
+        let (d, moe) = (self.spec.shape.hidden, self.spec.shape.moe);
+        let routing = &self.routing;
+        grouped(routing, rows)?;
+        let team = Team::all(self.crew.pool(), self.isa);
+        let [u] = self.buffers.get([(u, rows, d)])?;
+        let count = routing.unit_count;
+        let stage = Stage {
+            store: &self.store,
+            layer,
+            formats: *formats,
+            d,
+            moe,
+            u,
+            order: &routing.order[..rows * moe.used],
+            units: &routing.units[..count],
+            bounds: &routing.bounds[..count + 1],
+            error: OnceLock::new(),
+        };
+        let products = &mut self.products[..rows * moe.used * d];
+        let tasks = count.next_multiple_of(team.threads());
+        if team.threads() == 1 || 5 * count > 4 * tasks {
+            let split = Grid::bands(products, d, stage.bounds, d);
+            run_on(team.pool, &mut self.bench, split, |unit, out, scratch| {
+                stage.note(stage.unit(team.alone(), unit, out.into_slice(), scratch));
+            });
+        } else {
+            // As many units at a time as there are places for their columns.
+            let at_once = self.bench.acts.len();
+            for first in (0..count).step_by(at_once) {
+                let units = first..count.min(first + at_once);
+                stage.together(team, units, products, self.bench.whole());
+            }
+        }
+        if let Some(error) = stage.error.into_inner() {
+            return Err(error);
+        }
+        let active = routing.units[..count].chunk_by(|a, b| a == b).count();
+        Ok(active * expert_bytes(formats, d, moe.width))
+    }
+
+    /// The experts' products weighed and summed, with the shared expert; returns the bytes read.
+    pub(crate) fn combine(
+        &mut self,
+        w: &SharedWeights,
+        rows: usize,
+        u: Buffer,
+        y: Buffer,
+    ) -> Result<usize, BackendError> {
+        let Shape { hidden: d, moe, .. } = self.spec.shape;
+        let width = moe.shared_width;
+        let team = Team::all(self.crew.pool(), self.isa);
+        let [gate, up] = [self.weights.matrix(w.gate, width, d)?, self.weights.matrix(w.up, width, d)?];
+        let down = self.weights.matrix(w.down, d, width)?;
+        let scalar = self.weights.vector(w.scalar, d)?;
+        grouped(&self.routing, rows)?;
+        let [u, y] = self.buffers.get([(u, rows, d), (y, rows, d)])?;
+        let (u, routing, products) = (&*u, &self.routing, &*self.products);
+        let bytes = [&gate, &up, &down].map(weights::bytes).iter().sum();
+        let by = Spread::new(team, rows, bytes);
+        let split = Grid::rows(y, d, by.grain);
+        by.run(&mut self.bench, split, |team, rows, y, mut scratch| {
+            let n = rows.len();
+            let (gated, ups, shared) =
+                (scratch.take(n * width), scratch.take(n * width), scratch.take(n * d));
+            let x = &u[rows.start * d..rows.end * d];
+            let input = team.input(x, d, scratch.acts, &[gate, up]);
+            team.products(input, &mut [Job::new(gate, gated, width), Job::new(up, ups, width)]);
+            swiglu(team.isa, gated, ups);
+            let input = team.input(gated, width, scratch.acts, &[down]);
+            team.products(input, &mut [Job::new(down, shared, d)]);
+            team.rows(y.into_slice(), d, (moe.used + 2) * d, |part, y| {
+                for (i, y) in part.zip(y.chunks_exact_mut(d)) {
+                    let pairs = (rows.start + i) * moe.used..(rows.start + i + 1) * moe.used;
+                    let chosen = (&routing.shares[pairs.clone()], &routing.places[pairs]);
+                    sum(team.isa, chosen, products, scalar, &x[i * d..][..d], &shared[i * d..][..d], y);
+                }
+            });
+        });
+        Ok(bytes)
+    }
+}
+
+dispatch! {
+    /// One row's `sum of p_e * product_e, ascending id, + sigmoid(scalar . u) * shared`.
+    fn sum(
+        isa,
+        chosen: (&[f32], &[u32]),
+        products: &[f32],
+        scalar: &[f32],
+        u: &[f32],
+        shared: &[f32],
+        y: &mut [f32]
+    ) {
+        y.fill(0.0);
+        for (&share, &place) in chosen.0.iter().zip(chosen.1) {
+            lanes::axpy(share, &products[place as usize * y.len()..][..y.len()], y);
+        }
+        lanes::axpy(math::sigmoid(lanes::dot(scalar, u)), shared, y);
+    }
+}
+
+dispatch! {
+    /// `silu(gate) * up` in place of the gate.
+    fn swiglu(isa, gate: &mut [f32], up: &[f32]) {
+        for (gate, &up) in gate.iter_mut().zip(up) {
+            *gate = math::swiglu(*gate, up);
+        }
+    }
+}
+
+impl Stage<'_> {
+    /// All of an expert for one unit's rows, into `out`, `[rows][D]`.
+    fn unit(
+        &self,
+        team: Team<'_>,
+        unit: usize,
+        out: &mut [f32],
+        mut scratch: Scratch<'_>,
+    ) -> Result<(), BackendError> {
+        let (d, width) = (self.d, self.moe.width);
+        let n = out.len() / d;
+        let pinned = self.pin(unit)?;
+        let expert = self.expert(&pinned)?;
+        let gathered = scratch.take(n * d);
+        let (gate, up) = (scratch.take(n * width), scratch.take(n * width));
+        let input = team.input(self.columns(unit, gathered), d, scratch.acts, &[expert.gate, expert.up]);
+        team.products(input, &mut [Job::new(expert.gate, gate, width), Job::new(expert.up, up, width)]);
+        swiglu(team.isa, gate, up);
+        let input = team.input(gate, width, scratch.acts, &[expert.down]);
+        team.products(input, &mut [Job::new(expert.down, out, d)]);
+        Ok(())
+    }
+
+    /// All of the experts of some units, all workers on each stage.
+    fn together(&self, team: Team<'_>, units: Range<usize>, products: &mut [f32], mut scratch: Scratch<'_>) {
+        let (d, width, count) = (self.d, self.moe.width, units.len());
+        let bounds = &self.bounds[units.start..=units.end];
+        let base = bounds[0] as usize;
+        let n = bounds[count] as usize - base;
+        let gathered = scratch.take(n * d);
+        let (gates, ups) = (scratch.take(n * width), scratch.take(n * width));
+        let acts = &mut scratch.acts[..count];
+        let blocks = !self.formats.gate.is_float() || !self.formats.up.is_float();
+        // A single row is the column of every unit.
+        let single = self.u.len() == d;
+        let parts = if single { 1 } else { count };
+        let isa = team.isa;
+        let columns = Grid::bands(gathered, d, &bounds[..=parts], d);
+        let pool = |work| team.pool.filter(|_| team.tasks(work) > 1);
+        run(pool(4 * n * d), (columns, Grid::rows(&mut acts[..parts], 1, 1)), |part, (columns, acts)| {
+            let x = self.columns_into(units.start + part, columns.into_slice());
+            if blocks {
+                acts.into_slice()[0].quantise(isa, x, d, x.len() / d);
+            }
+        });
+        let cut = |total: usize, work| {
+            let cuts = team.tasks(work).div_ceil(count);
+            total.div_ceil(cuts).next_multiple_of(32)
+        };
+
+        let work = n * 2 * width * d;
+        let split_width = cut(width, work);
+        let cuts = width.div_ceil(split_width);
+        let split =
+            (Grid::bands(gates, width, bounds, split_width), Grid::bands(ups, width, bounds, split_width));
+        let (x, quantised) = (&*gathered, &*acts);
+        run(pool(work), split, |task, (mut gate, mut up)| {
+            let unit = task / cuts;
+            let done = self.pin(units.start + unit).and_then(|pinned| {
+                let expert = self.expert(&pinned)?;
+                let part = if single { 0 } else { unit };
+                let x = &x[(bounds[part] as usize - base) * d..(bounds[part + 1] as usize - base) * d];
+                let columns = |w: &Matrix<'_>| match w.format().is_float() {
+                    true => Columns::Float(x),
+                    false => Columns::Quantised(&quantised[part]),
+                };
+                gate.multiply(isa, expert.gate, columns(&expert.gate));
+                up.multiply(isa, expert.up, columns(&expert.up));
+                for row in 0..gate.rows() {
+                    swiglu(isa, gate.row(row), up.row(row));
+                }
+                Ok(())
+            });
+            self.note(done);
+        });
+
+        if !self.formats.down.is_float() {
+            let split = (Grid::bands(gates, width, bounds, width), Grid::rows(acts, 1, 1));
+            run(pool(4 * n * width), split, |_, (gate, acts)| {
+                let x = &*gate.into_slice();
+                acts.into_slice()[0].quantise(isa, x, width, x.len() / width);
+            });
+        }
+
+        let work = n * d * width;
+        let split_d = cut(d, work);
+        let cuts = d.div_ceil(split_d);
+        let out = &mut products[base * d..(base + n) * d];
+        let (x, quantised) = (&*gates, &*acts);
+        run(pool(work), Grid::bands(out, d, bounds, split_d), |task, mut out| {
+            let unit = task / cuts;
+            let done = self.pin(units.start + unit).and_then(|pinned| {
+                let expert = self.expert(&pinned)?;
+                let rows = bounds[unit] as usize - base..bounds[unit + 1] as usize - base;
+                let columns = match self.formats.down.is_float() {
+                    true => Columns::Float(&x[rows.start * width..rows.end * width]),
+                    false => Columns::Quantised(&quantised[unit]),
+                };
+                out.multiply(isa, expert.down, columns);
+                Ok(())
+            });
+            self.note(done);
+        });
+    }
+
+    /// A unit's columns, `[rows][D]`: in place where the rows follow each other, else gathered in `room`.
+    fn columns<'r>(&'r self, unit: usize, room: &'r mut [f32]) -> &'r [f32] {
+        let rows = self.rows(unit);
+        let first = rows[0] as usize;
+        if rows.iter().zip(first..).all(|(&row, i)| row as usize == i) {
+            return &self.u[first * self.d..][..rows.len() * self.d];
+        }
+        self.columns_into(unit, room)
+    }
+
+    /// A unit's columns, `[rows][D]`, gathered in `room`.
+    fn columns_into<'r>(&self, unit: usize, room: &'r mut [f32]) -> &'r [f32] {
+        for (&row, room) in self.rows(unit).iter().zip(room.chunks_exact_mut(self.d)) {
+            room.copy_from_slice(&self.u[row as usize * self.d..][..self.d]);
+        }
+        room
+    }
+
+    fn rows(&self, unit: usize) -> &[u32] {
+        &self.order[self.bounds[unit] as usize..self.bounds[unit + 1] as usize]
+    }
+
+    /// Keeps the unit's expert where it is, wherever that is.
+    fn pin(&self, unit: usize) -> Result<Pinned<'_>, BackendError> {
+        let id = ExpertId { layer: self.layer.0, expert: self.units[unit] as u16 };
+        Ok(self.store.pin_current(id)?)
+    }
+
+    fn expert<'p>(&self, pinned: &'p Pinned<'_>) -> Result<Expert<'p>, BackendError> {
+        let (d, width, blob) = (self.d, self.moe.width, pinned.blob());
+        let matrix = |format, bytes, k, rows| {
+            Matrix::new(format, bytes, k, rows)
+                .map_err(|e| failed(format!("an expert of layer {}: {e}", self.layer.0)))
+        };
+        Ok(Expert {
+            gate: matrix(self.formats.gate, blob.gate, d, width)?,
+            up: matrix(self.formats.up, blob.up, d, width)?,
+            down: matrix(self.formats.down, blob.down, width, d)?,
+        })
+    }
+
+    /// Remembers the first failure.
+    fn note(&self, done: Result<(), BackendError>) {
+        if let Err(error) = done {
+            // A later one says no more.
+            let _ = self.error.set(error);
+        }
+    }
+}
+
+/// Whether the routing is of these rows, and grouped.
+fn grouped(routing: &Routing, rows: usize) -> Result<(), BackendError> {
+    if routing.grouped && routing.rows == rows {
+        return Ok(());
+    }
+    Err(failed(format!("{rows} rows for the experts where {} were routed", routing.rows)))
+}
+
+fn expert_bytes(w: &ExpertWeights, d: usize, width: usize) -> usize {
+    let rows = |format: Format, rows: usize, k| rows * format.row_bytes(k).unwrap_or(0);
+    rows(w.gate, width, d) + rows(w.up, width, d) + rows(w.down, d, width)
+}

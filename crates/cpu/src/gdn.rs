@@ -1,0 +1,305 @@
+//! Gated DeltaNet: spec/qwen4exp.md, section 2.2.
+//!
+//! Owns the whole mixer: projections, causal convolution, the delta rule, output gate and projection. The delta rule is the sequential
+//! f32 update in prompts too (contract); its parallelism is sequences, key heads and state columns.
+//!
+//! Rounding, beyond the contract's lane-32 dots: taps accumulate by FMA from zero, oldest first; `q` is scaled by
+//! `1 / sqrt(key_dim)` after its norm; a state column is decayed (one product), read, updated by FMA, read again.
+
+use strata_backend::{BackendError, Buffer, GdnShape, GdnWeights, Layer, Shape, Span};
+use strata_quant::{Isa, dispatch, lanes, math};
+
+use crate::backend::CpuBackend;
+use crate::bench::{Scratch, Spread, Team};
+use crate::recurrent::{Kind, look_back, place};
+use crate::shared::{Grid, Job, Picked, Tile, run_on};
+use crate::spans::Piece;
+use crate::{failed, norm, weights};
+
+/// Floats per row of a piece: convolution input, gate, decay and write strength, output.
+pub(crate) fn piece_floats(g: &GdnShape) -> usize {
+    g.channels() + 2 * g.value_width() + 2 * g.value_heads
+}
+
+/// Floats of a worker: the output stage's tile, or a key head's part of a piece.
+pub(crate) fn scratch(g: &GdnShape, tile: usize, piece: usize) -> usize {
+    (tile * g.value_width()).max(piece * (2 * g.key_dim + g.value_heads.div_ceil(g.key_heads) * g.value_dim))
+}
+
+impl CpuBackend {
+    /// `y = gdn(u)`; returns the bytes read.
+    pub(crate) fn gdn(
+        &mut self,
+        layer: Layer,
+        w: &GdnWeights,
+        spans: &[Span],
+        u: Buffer,
+        y: Buffer,
+    ) -> Result<usize, BackendError> {
+        let rows = crate::spans::check(&self.spec, spans)?;
+        let team = Team::all(self.crew.pool(), self.isa);
+        let Shape { hidden: d, norm_eps: eps, .. } = self.spec.shape;
+        let g = self.spec.shape.gdn.ok_or_else(|| failed("a GDN op for a model without GDN layers"))?;
+        let (channels, heads, values) = (g.channels(), g.value_heads, g.value_width());
+
+        let [qkv, gate] = [self.weights.matrix(w.qkv, channels, d)?, self.weights.matrix(w.gate, values, d)?];
+        let [alpha, beta] = [self.weights.matrix(w.alpha, heads, d)?, self.weights.matrix(w.beta, heads, d)?];
+        let out = self.weights.matrix(w.out, d, values)?;
+        let taps = self.weights.taps(w.conv, channels, g.conv_kernel)?;
+        let [a, dt_bias] = [self.weights.vector(w.a, heads)?, self.weights.vector(w.dt_bias, heads)?];
+        let gamma = self.weights.vector(w.norm, g.value_dim)?;
+        let in_bytes = [&qkv, &gate, &alpha, &beta].map(weights::bytes).iter().sum();
+        let bytes = in_bytes + weights::bytes(&out) + spans.len() * 4 * (g.state_floats() + g.conv_floats());
+
+        let [u, y] = self.buffers.get([(u, rows, d), (y, rows, d)])?;
+        let mut first = 0;
+        while self.piece.take(&self.state, layer, spans, first, self.piece_rows) {
+            let Piece { rows: range, portions, slots, bounds } = &self.piece;
+            let n = range.len();
+            let mut floats = Scratch { floats: &mut self.piece_floats, acts: &mut [] };
+            let (conv, z) = (floats.take(n * channels), floats.take(n * values));
+            let (decay, strength) = (floats.take(n * heads), floats.take(n * heads));
+            let o = floats.take(n * values);
+
+            let u = &u[range.start * d..range.end * d];
+            let by = Spread::new(team, n, in_bytes);
+            let split = (
+                Grid::rows(&mut *conv, channels, by.grain),
+                Grid::rows(&mut *z, values, by.grain),
+                Grid::rows(&mut *decay, heads, by.grain),
+                Grid::rows(&mut *strength, heads, by.grain),
+            );
+            by.run(&mut self.bench, split, |team, rows, (conv, z, decay, strength), scratch| {
+                let (decay, strength) = (decay.into_slice(), strength.into_slice());
+                let x = &u[rows.start * d..rows.end * d];
+                let input = team.input(x, d, scratch.acts, &[qkv, gate, alpha, beta]);
+                team.products(
+                    input,
+                    &mut [
+                        Job::new(qkv, conv.into_slice(), channels),
+                        Job::new(gate, z.into_slice(), values),
+                        Job::new(alpha, decay, heads),
+                        Job::new(beta, strength, heads),
+                    ],
+                );
+                gates(team.isa, a, dt_bias, decay, strength);
+            });
+
+            let memory = self.state.layer(layer)?;
+            let state = memory.recurrent.gdn.as_mut();
+            let state = state.ok_or_else(|| failed(format!("layer {} has no GDN state", layer.0)))?;
+            // A task has a key head's columns, or an even part of them where that makes too few tasks for the threads.
+            let group = values / g.key_heads;
+            let tasks = team.tasks(n * values * g.key_dim * 3);
+            let mut cols = group;
+            while slots.len() * (values / cols) < tasks.min(team.threads()) && cols % 16 == 0 {
+                cols /= 2;
+            }
+            let (each, parts) = (state.each(), values / cols);
+            let split = (
+                Picked::new(&mut state.columns, each, slots, 2 * cols * g.key_dim),
+                Grid::bands(&mut *o, values, bounds, cols),
+            );
+            let (conv, decay, strength, history) = (&*conv, &*decay, &*strength, &state.history);
+            let pool = team.pool.filter(|_| tasks > 1);
+            run_on(pool, &mut self.bench, split, |task, (columns, o), scratch| {
+                let (portion, part) = (&portions[task / parts], task % parts);
+                let rows = portion.row..portion.row + portion.rows;
+                let part = Part {
+                    g,
+                    eps,
+                    key_head: part * cols / group,
+                    column: part * cols % group,
+                    history: history.get(portion.slot, portion.from),
+                    conv: &conv[rows.start * channels..rows.end * channels],
+                    taps,
+                    decay: &decay[rows.start * heads..rows.end * heads],
+                    strength: &strength[rows.start * heads..rows.end * heads],
+                    versions: [portion.from, portion.to],
+                };
+                part.run(team.isa, columns, o, scratch);
+            });
+            for portion in portions {
+                let new = &conv[portion.row * channels..(portion.row + portion.rows) * channels];
+                state.history.advance(portion.slot, portion.from, portion.to, new);
+            }
+            for portion in portions {
+                if let Some(cut) = portion.cut {
+                    memory.save(portion.slot, portion.to, Kind::Gdn, cut);
+                }
+            }
+
+            let y = &mut y[range.start * d..range.end * d];
+            let (o, z) = (&*o, &*z);
+            let by = Spread::new(team, n, weights::bytes(&out));
+            let split = Grid::rows(y, d, by.grain);
+            by.run(&mut self.bench, split, |team, rows, y, mut scratch| {
+                let normed = scratch.take(rows.len() * values);
+                team.rows(normed, values, 10 * values, |part, normed| {
+                    let part = (rows.start + part.start) * values..(rows.start + part.end) * values;
+                    gated_norm(team.isa, g, eps, gamma, &o[part.clone()], &z[part], normed);
+                });
+                let input = team.input(normed, values, scratch.acts, &[out]);
+                team.products(input, &mut [Job::new(out, y.into_slice(), d)]);
+            });
+            first = range.end;
+        }
+        for span in spans {
+            self.state.note_pending(span, layer);
+        }
+        Ok(bytes)
+    }
+}
+
+dispatch! {
+    /// `exp(a * softplus(alpha + dt_bias))` in place of alpha, and `sigmoid(beta)`; rows of one value per head.
+    fn gates(isa, a: &[f32], dt_bias: &[f32], alpha: &mut [f32], beta: &mut [f32]) {
+        for alpha in alpha.chunks_exact_mut(a.len()) {
+            for ((alpha, &a), &bias) in alpha.iter_mut().zip(a).zip(dt_bias) {
+                *alpha = math::exp(a * math::softplus(*alpha + bias));
+            }
+        }
+        beta.iter_mut().for_each(|beta| *beta = math::sigmoid(*beta));
+    }
+}
+
+dispatch! {
+    /// `rms(o) * gamma * sigmoid(z)` per value head; `o` has the heads in the order of [`place`].
+    fn gated_norm(isa, g: GdnShape, eps: f32, gamma: &[f32], o: &[f32], z: &[f32], out: &mut [f32]) {
+        let values = g.value_width();
+        let rows = o.chunks_exact(values).zip(z.chunks_exact(values)).zip(out.chunks_exact_mut(values));
+        for ((o, z), out) in rows {
+            let heads = z.chunks_exact(g.value_dim).zip(out.chunks_exact_mut(g.value_dim));
+            for (h, (z, out)) in heads.enumerate() {
+                norm::rms(&o[place(&g, h) * g.value_dim..][..g.value_dim], gamma, eps, out);
+                for (out, &z) in out.iter_mut().zip(z) {
+                    *out *= math::sigmoid(z);
+                }
+            }
+        }
+    }
+}
+
+/// The convolution and the delta rule for one portion's rows and some state columns of one key head.
+struct Part<'a> {
+    g: GdnShape,
+    eps: f32,
+    key_head: usize,
+    /// The first column, among those of the key head.
+    column: usize,
+    /// The rows before the portion.
+    history: &'a [f32],
+    /// The portion's rows of convolution input, `[rows][channels]`.
+    conv: &'a [f32],
+    /// `[kernel][channels]`
+    taps: &'a [f32],
+    /// `[rows][value_heads]`
+    decay: &'a [f32],
+    /// `[rows][value_heads]`
+    strength: &'a [f32],
+    /// Which version of a column is read, which is written.
+    versions: [usize; 2],
+}
+
+impl Part<'_> {
+    /// `columns` is `[cols][version][key_dim]`, row `t` of `o` takes the columns' outputs for row `t`.
+    fn run(&self, isa: Isa, columns: &mut [f32], mut o: Tile<'_, f32>, mut scratch: Scratch<'_>) {
+        let g = &self.g;
+        let (rows, cols) = (self.conv.len() / g.channels(), o.cols());
+        let (q, k) = (scratch.take(rows * g.key_dim), scratch.take(rows * g.key_dim));
+        let v = scratch.take(rows * cols);
+        let keys = g.key_heads * g.key_dim;
+        self.convolve(isa, self.key_head * g.key_dim, g.key_dim, q);
+        self.convolve(isa, keys + self.key_head * g.key_dim, g.key_dim, k);
+        l2_norms(isa, g.key_dim, self.eps, math::rsqrt(g.key_dim as f32), q);
+        l2_norms(isa, g.key_dim, self.eps, 1.0, k);
+        // The columns may be those of several value heads, and begin or end inside one.
+        let mut at = 0;
+        while at < cols {
+            let (head, c) = ((self.column + at) / g.value_dim, (self.column + at) % g.value_dim);
+            let h = self.key_head + head * g.key_heads;
+            let len = (g.value_dim - c).min(cols - at);
+            let v = &mut v[..rows * len];
+            self.convolve(isa, 2 * keys + h * g.value_dim + c, len, v);
+            let columns = &mut columns[at * 2 * g.key_dim..(at + len) * 2 * g.key_dim];
+            let gates = Gates { decay: self.decay, strength: self.strength, heads: g.value_heads, h };
+            delta_rule(isa, g.key_dim, self.versions, columns, q, k, v, gates, at, &mut o);
+            at += len;
+        }
+    }
+
+    /// The convolution and its SiLU for `out`, `[rows][width]`, from channel `channel` on.
+    fn convolve(&self, isa: Isa, channel: usize, width: usize, out: &mut [f32]) {
+        convolve(isa, self.history, self.conv, self.taps, self.g.channels(), channel, width, out);
+    }
+}
+
+dispatch! {
+    fn convolve(isa, history: &[f32], conv: &[f32], taps: &[f32], channels: usize, first: usize, width: usize, out: &mut [f32]) {
+        let kernel = (taps.len() / channels) as isize;
+        for (t, out) in out.chunks_exact_mut(width).enumerate() {
+            out.fill(0.0);
+            for (j, taps) in taps.chunks_exact(channels).enumerate() {
+                let x = look_back(history, conv, channels, t as isize + j as isize - (kernel - 1));
+                for ((out, &tap), &x) in out.iter_mut().zip(&taps[first..first + width]).zip(&x[first..first + width]) {
+                    *out = tap.mul_add(x, *out);
+                }
+            }
+            out.iter_mut().for_each(|out| *out = math::silu(*out));
+        }
+    }
+}
+
+dispatch! {
+    /// `x * rsqrt(sum of squares + eps) * scale` for every `dim` values, in place.
+    fn l2_norms(isa, dim: usize, eps: f32, scale: f32, x: &mut [f32]) {
+        for x in x.chunks_exact_mut(dim) {
+            let norm = math::rsqrt(lanes::sum_of_squares(x) + eps);
+            x.iter_mut().for_each(|x| *x = *x * norm * scale);
+        }
+    }
+}
+
+/// Decay and write strength of value head `h`, `[rows][heads]` each.
+#[derive(Clone, Copy)]
+struct Gates<'a> {
+    decay: &'a [f32],
+    strength: &'a [f32],
+    heads: usize,
+    h: usize,
+}
+
+dispatch! {
+    /// The delta rule for some columns `[cols][version][dim]` of one value head over all rows: `q` and `k` are `[rows][dim]`, normalised, `v` is
+    /// `[rows][cols]`; row `t` of `o` takes the outputs from column `at` on.
+    fn delta_rule(
+        isa,
+        dim: usize,
+        versions: [usize; 2],
+        columns: &mut [f32],
+        q: &[f32],
+        k: &[f32],
+        v: &[f32],
+        gates: Gates<'_>,
+        at: usize,
+        o: &mut Tile<'_, f32>
+    ) {
+        let rows = q.len() / dim;
+        let cols = v.len() / rows;
+        for (c, both) in columns.chunks_exact_mut(2 * dim).enumerate() {
+            if versions[0] != versions[1] {
+                both.copy_within(versions[0] * dim..(versions[0] + 1) * dim, versions[1] * dim);
+            }
+            let state = &mut both[versions[1] * dim..][..dim];
+            for t in 0..rows {
+                let (q, k) = (&q[t * dim..][..dim], &k[t * dim..][..dim]);
+                let decay = gates.decay[t * gates.heads + gates.h];
+                let strength = gates.strength[t * gates.heads + gates.h];
+                state.iter_mut().for_each(|s| *s *= decay);
+                let delta = strength * (v[t * cols + c] - lanes::dot(state, k));
+                lanes::axpy(delta, k, state);
+                o.row(t)[at + c] = lanes::dot(state, q);
+            }
+        }
+    }
+}

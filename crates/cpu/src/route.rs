@@ -1,0 +1,159 @@
+//! Routing: which experts each row uses, and each expert's rows.
+//!
+//! Owns the choice and its memory, which stays until the next `Route`.
+//!
+//! Rounding: `p = exp(logit - largest) / sum`, the sum lane-32; the `used` largest p are chosen (ties, and anything that
+//! isn't a number, to the lower id) and divided by their sum, which is added in ascending order of ids.
+
+use strata_backend::{BackendError, Buffer, MoeShape, Weight};
+use strata_plan::Block;
+use strata_quant::{dispatch, lanes, math};
+
+use crate::backend::CpuBackend;
+use crate::bench::{Spread, TILE, Team};
+use crate::failed;
+use crate::shared::{Grid, Job};
+
+/// A window's routing. Pairs are (row, place among the row's experts), numbered `row * used + place`.
+pub(crate) struct Routing {
+    /// Rows of the window that was routed.
+    pub(crate) rows: usize,
+    /// Whether the pairs are grouped.
+    pub(crate) grouped: bool,
+    /// Per pair the expert, ascending in a row.
+    pub(crate) experts: Block<u32>,
+    /// Per pair the expert's share.
+    pub(crate) shares: Block<f32>,
+    /// Per pair its place in the order of experts, then rows.
+    pub(crate) places: Block<u32>,
+    /// Per place the pair's row.
+    pub(crate) order: Block<u32>,
+    /// Per expert the end of its places; used while grouping.
+    pub(crate) ends: Block<u32>,
+    /// Units of work: `TILE` places of one expert at most. Per unit its expert.
+    pub(crate) units: Block<u32>,
+    /// Per unit its first place, and the end of the last.
+    pub(crate) bounds: Block<u32>,
+    /// How many units.
+    pub(crate) unit_count: usize,
+}
+
+/// The most units that `rows` rows can make.
+pub(crate) fn most_units(moe: &MoeShape, rows: usize) -> usize {
+    let pairs = rows * moe.used;
+    pairs.min(moe.experts + pairs / TILE)
+}
+
+/// Floats of a worker's tile.
+pub(crate) fn scratch(moe: &MoeShape, tile: usize) -> usize {
+    tile * moe.experts
+}
+
+impl CpuBackend {
+    /// Chooses each row's experts; returns the bytes read.
+    pub(crate) fn route(&mut self, router: Weight, rows: usize, u: Buffer) -> Result<usize, BackendError> {
+        let (d, moe) = (self.spec.shape.hidden, self.spec.shape.moe);
+        let router = self.weights.matrix(router, moe.experts, d)?;
+        let [u] = self.buffers.get([(u, rows, d)])?;
+        let u = &*u;
+        let team = Team::all(self.crew.pool(), self.isa);
+        let routing = &mut self.routing;
+        if rows > self.spec.window {
+            return Err(failed(format!("{rows} rows to route in windows of {}", self.spec.window)));
+        }
+        (routing.rows, routing.grouped) = (rows, false);
+        let (experts, shares) =
+            (&mut routing.experts[..rows * moe.used], &mut routing.shares[..rows * moe.used]);
+        let bytes = crate::weights::bytes(&router);
+        let by = Spread::new(team, rows, bytes);
+        let split = (Grid::rows(experts, moe.used, by.grain), Grid::rows(shares, moe.used, by.grain));
+        by.run(&mut self.bench, split, |team, rows, (experts, shares), mut scratch| {
+            let logits = scratch.take(rows.len() * moe.experts);
+            let input = team.input(&u[rows.start * d..rows.end * d], d, scratch.acts, &[router]);
+            team.products(input, &mut [Job::new(router, logits, moe.experts)]);
+            let (experts, shares) = (experts.into_slice(), shares.into_slice());
+            let out = experts.chunks_exact_mut(moe.used).zip(shares.chunks_exact_mut(moe.used));
+            for (logits, (experts, shares)) in logits.chunks_exact_mut(moe.experts).zip(out) {
+                choose(team.isa, logits, experts, shares);
+            }
+        });
+        Ok(bytes)
+    }
+
+    /// Orders the routing's pairs by expert, then row.
+    pub(crate) fn group(&mut self, rows: usize) -> Result<(), BackendError> {
+        let moe = self.spec.shape.moe;
+        let routing = &mut self.routing;
+        if rows != routing.rows {
+            return Err(failed(format!("{rows} rows to group where {} were routed", routing.rows)));
+        }
+        let pairs = rows * moe.used;
+        let ends = &mut routing.ends[..moe.experts];
+        ends.fill(0);
+        for &expert in &routing.experts[..pairs] {
+            ends[expert as usize] += 1;
+        }
+        let (mut first, mut units) = (0, 0);
+        for (expert, end) in ends.iter_mut().enumerate() {
+            let last = first + *end;
+            // From here on the next free place; in the end it is the end.
+            *end = first;
+            while first < last {
+                (routing.units[units], routing.bounds[units]) = (expert as u32, first);
+                first = last.min(first + TILE as u32);
+                units += 1;
+            }
+        }
+        routing.bounds[units] = pairs as u32;
+        routing.unit_count = units;
+        for pair in 0..pairs {
+            let place = &mut ends[routing.experts[pair] as usize];
+            routing.places[pair] = *place;
+            routing.order[*place as usize] = (pair / moe.used) as u32;
+            *place += 1;
+        }
+        routing.grouped = true;
+        Ok(())
+    }
+}
+
+dispatch! {
+    /// Softmax of `logits` in place, then the choice.
+    fn choose(isa, logits: &mut [f32], experts: &mut [u32], shares: &mut [f32]) {
+        let largest = lanes::max(logits);
+        logits.iter_mut().for_each(|x| *x = math::exp(*x - largest));
+        let sum = lanes::sum(logits);
+        logits.iter_mut().for_each(|x| *x /= sum);
+        // The chosen so far are kept sorted by share; a later id enters only above the least of them.
+        let used = experts.len();
+        let mut count = 0;
+        for (id, &p) in logits.iter().enumerate() {
+            if count == used {
+                // (p, id) comes after every chosen one unless p is larger.
+                if !(p > shares[used - 1] || (shares[used - 1].is_nan() && !p.is_nan())) {
+                    continue;
+                }
+                count -= 1;
+            }
+            let mut at = count;
+            while at > 0 && (p > shares[at - 1] || (shares[at - 1].is_nan() && !p.is_nan())) {
+                (shares[at], experts[at]) = (shares[at - 1], experts[at - 1]);
+                at -= 1;
+            }
+            (shares[at], experts[at]) = (p, id as u32);
+            count += 1;
+        }
+        // By id: an insertion sort of a handful.
+        for i in 1..used {
+            let mut at = i;
+            while at > 0 && experts[at] < experts[at - 1] {
+                experts.swap(at, at - 1);
+                shares.swap(at, at - 1);
+                at -= 1;
+            }
+        }
+        let mut sum = 0.0;
+        shares.iter().for_each(|p| sum += p);
+        shares.iter_mut().for_each(|p| *p /= sum);
+    }
+}

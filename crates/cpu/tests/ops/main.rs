@@ -1,0 +1,6 @@
+//! The CPU backend from outside: only through the op contract.
+
+mod bits;
+mod oracle;
+mod rig;
+mod state;
