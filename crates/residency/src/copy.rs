@@ -1,7 +1,8 @@
 //! How experts are copied between tiers, and how host memory is made known to a device.
 //!
-//! A copy may still be running when [`CopyEngine::copy`] returns. Its destination is then inside the fence, and only waiting for
-//! the fence gives it back: reading too early, or reusing the destination under a running copy, does not compile.
+//! A copy may still be running when [`CopyEngine::copy`] returns. Its destination is then inside the fence, and only
+//! waiting for the fence gives it back: reading too early, or reusing the destination under a running copy, does not
+//! compile.
 
 use std::ops::{Deref, DerefMut};
 

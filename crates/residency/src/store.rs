@@ -1,7 +1,7 @@
 //! The expert store: which expert is in which tier, and the only way to its bytes.
 //!
-//! Built once from the layers' homes; from then on experts are read and moved through `&self` from any thread. Owns the heap tier's
-//! memory and keeps it within the planned budget.
+//! Built once from the layers' homes; from then on experts are read and moved through `&self` from any thread. Owns
+//! the heap tier's memory and keeps it within the planned budget.
 //!
 //! Invariant: the bytes counted for the heap tier are never fewer than it holds.
 
@@ -97,8 +97,8 @@ impl fmt::Debug for ExpertStore {
 }
 
 impl ExpertStore {
-    /// A store without layers, whose heap tier may hold `heap_budget` bytes. `check` watches the file that the layers are
-    /// mapped from; it is asked by [`ExpertStore::check`].
+    /// A store without layers, whose heap tier may hold `heap_budget` bytes. `check` watches the file that the layers
+    /// are mapped from; it is asked by [`ExpertStore::check`].
     pub fn new(heap_budget: u64, check: Check) -> ExpertStore {
         ExpertStore { layers: Vec::new(), heap_budget, heap: AtomicU64::new(0), check }
     }
