@@ -89,3 +89,51 @@ pub(crate) fn process_mask() -> Option<CpuSet> {
     let mask = rustix::thread::sched_getaffinity(Some(rustix::process::getpid())).ok()?;
     Some((0..Mask::MAX_CPU).filter(|&cpu| mask.is_set(cpu)).collect())
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::topology::Topology;
+
+    /// The calling thread's set, by the system call.
+    fn mine() -> CpuSet {
+        let mask = rustix::thread::sched_getaffinity(None).unwrap();
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| mask.is_set(cpu)).collect()
+    }
+
+    /// Oracle: the kernel. A thread spawned by a parent that is pinned to one CPU has its role's set, not the parent's; and
+    /// so has the thread that it spawns.
+    #[test]
+    fn a_pinned_parent_is_not_inherited() {
+        let topology = Topology::read();
+        let (all, last) = (topology.allowed().clone(), CpuSet::from_iter(topology.allowed().iter().last()));
+        let one = CpuSet::from_iter(all.first());
+        let (pinned, wide, narrow) = spawn(Role::Driver, &one, "pinned", move || {
+            let pinned = mine();
+            let wide = spawn(Role::Io, &all, "wide", move || {
+                let narrow = spawn(Role::Compute, &last, "narrow", mine).unwrap().join().unwrap();
+                (mine(), narrow)
+            });
+            let (wide, narrow) = wide.unwrap().join().unwrap();
+            (pinned, wide, narrow)
+        })
+        .unwrap()
+        .join()
+        .unwrap();
+        assert_eq!(pinned, CpuSet::from_iter(topology.allowed().first()));
+        assert_eq!(&wide, topology.allowed());
+        assert_eq!(narrow, CpuSet::from_iter(topology.allowed().iter().last()));
+    }
+
+    /// Oracle: the documented behaviour. A set that the kernel refuses (no such CPU) is not fatal, and is recorded once.
+    #[test]
+    fn a_refusal_is_recorded_once() {
+        let absent = [1000, CpuSet::LIMIT - 1].map(|cpu| CpuSet::from_iter([cpu]));
+        for set in &absent {
+            assert_eq!(spawn(Role::Io, set, "refused", || 7).unwrap().join().unwrap(), 7);
+        }
+        let refusal = refusal().unwrap();
+        assert_eq!((refusal.role, refusal.thread.as_str(), &refusal.set), (Role::Io, "refused", &absent[0]));
+        assert!(refusal.to_string().contains("io thread `refused` on CPUs 1000"), "{refusal}");
+    }
+}

@@ -205,3 +205,88 @@ impl Mount {
         (0..=names.len()).rev().map(directory).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::MemoryTree;
+
+    const GIB: u64 = 1 << 30;
+
+    /// Version 1, as a host without namespaces shows it inside a container: the group's path is the mount's root.
+    fn v1_container() -> MemoryTree {
+        let mut tree = MemoryTree::new();
+        tree.put("proc/self/cgroup", "9:memory:/docker/7f\n5:cpu,cpuacct:/docker/7f\n3:cpuset:/docker/7f\n1:name=systemd:/docker/7f")
+            .put(
+                "proc/self/mountinfo",
+                "61 50 0:30 /docker/7f /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n\
+                 62 50 0:31 /docker/7f /sys/fs/cgroup/cpu,cpuacct ro shared:4 - cgroup cgroup rw,cpu,cpuacct\n\
+                 63 50 0:32 /docker/7f /sys/fs/cgroup/cpuset ro - cgroup cgroup rw,cpuset",
+            )
+            .put("sys/fs/cgroup/memory/memory.limit_in_bytes", 4 * GIB)
+            .put("sys/fs/cgroup/memory/memory.usage_in_bytes", GIB)
+            .put("sys/fs/cgroup/memory/memory.stat", "cache 7\ninactive_file 7\ntotal_inactive_file 1000")
+            .put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", 150_000)
+            .put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", 100_000)
+            .put("sys/fs/cgroup/cpuset/cpuset.cpus", "4-6");
+        tree
+    }
+
+    /// Oracle: the limits put there.
+    #[test]
+    fn version_1() {
+        let tree = v1_container();
+        let cgroups = Cgroups::of_this_process(&tree);
+        assert_eq!(cgroups.memory(), Some(CgroupMemory { limit: 4 * GIB, used: GIB - 1000 }));
+        let quota = cgroups.quota().unwrap();
+        assert_eq!((quota.cpus(), quota.whole_cpus()), (1.5, 1));
+        assert_eq!(cgroups.cpuset(), Some(CpuSet::from_iter([4, 5, 6])));
+    }
+
+    /// Oracle: what version 1 writes for "no limit".
+    #[test]
+    fn version_1_unlimited() {
+        let mut tree = v1_container();
+        tree.put("sys/fs/cgroup/memory/memory.limit_in_bytes", 9_223_372_036_854_771_712u64)
+            .put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", -1);
+        let cgroups = Cgroups::of_this_process(&tree);
+        assert_eq!((cgroups.memory(), cgroups.quota()), (None, None));
+    }
+
+    /// Both versions at once: memory is in a version 1 hierarchy, CPU time in the unified one; the tightest of the levels
+    /// binds, and one above the process's own has less room though a higher limit.
+    #[test]
+    fn both_versions_and_ancestors() {
+        let mut tree = MemoryTree::new();
+        tree.put("proc/self/cgroup", "4:memory:/a/b\n0::/u/v")
+            .put(
+                "proc/self/mountinfo",
+                "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
+            )
+            .put("sys/fs/cgroup/memory/a/memory.limit_in_bytes", 10 * GIB)
+            .put("sys/fs/cgroup/memory/a/memory.usage_in_bytes", 9 * GIB)
+            .put("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", 6 * GIB)
+            .put("sys/fs/cgroup/memory/a/b/memory.usage_in_bytes", GIB)
+            .put("sys/fs/cgroup/unified/u/v/cpu.max", "400000 100000")
+            .put("sys/fs/cgroup/unified/u/cpu.max", "50000 100000");
+        let cgroups = Cgroups::of_this_process(&tree);
+        assert_eq!(cgroups.memory(), Some(CgroupMemory { limit: 10 * GIB, used: 9 * GIB }));
+        let quota = cgroups.quota().unwrap();
+        assert_eq!((quota.cpus(), quota.whole_cpus()), (0.5, 1));
+        assert_eq!(cgroups.cpuset(), None);
+    }
+
+    /// A path outside what is mounted (`/..` of a namespace, or another root) leaves the mount point; no mounts to see
+    /// leaves the usual place.
+    #[test]
+    fn paths_out_of_sight() {
+        let mut tree = MemoryTree::new();
+        tree.put("proc/self/cgroup", "0::/../../x").put("sys/fs/cgroup/memory.max", 2 * GIB);
+        assert_eq!(Cgroups::of_this_process(&tree).memory(), Some(CgroupMemory { limit: 2 * GIB, used: 0 }));
+        tree.put("proc/self/mountinfo", "1 2 0:1 /pod /cg rw - cgroup2 none rw")
+            .put("proc/self/cgroup", "0::/podium/x")
+            .put("cg/memory.high", GIB);
+        assert_eq!(Cgroups::of_this_process(&tree).memory(), Some(CgroupMemory { limit: GIB, used: 0 }));
+        assert_eq!(Cgroups::of_this_process(&MemoryTree::new()).memory(), None);
+    }
+}

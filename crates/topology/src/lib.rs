@@ -20,6 +20,8 @@
 mod affinity;
 mod cgroup;
 mod cpuset;
+#[cfg(test)]
+mod machines;
 mod memory;
 mod pool;
 mod roles;

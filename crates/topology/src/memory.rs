@@ -88,3 +88,35 @@ impl fmt::Display for MemoryLimits {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::MemoryTree;
+
+    /// Oracle: the definition of the two minima; a limit that the machine can't reach is none.
+    #[test]
+    fn usable_and_ceiling() {
+        let mut tree = MemoryTree::new();
+        tree.put("proc/meminfo", "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 600 kB\nSwapTotal: 5 kB");
+        let alone = MemoryLimits::read(&tree, None);
+        assert_eq!((alone.usable(), alone.ceiling()), (Some(600 * 1024), Some(1000 * 1024)));
+        let tight = MemoryLimits::read(&tree, Some(CgroupMemory { limit: 500 * 1024, used: 501 * 1024 }));
+        assert_eq!((tight.usable(), tight.ceiling()), (Some(0), Some(500 * 1024)));
+        assert_eq!(
+            MemoryLimits::read(&tree, Some(CgroupMemory { limit: 1000 * 1024, used: 900 * 1024 })),
+            alone
+        );
+        assert_eq!(MemoryLimits::default().usable(), None);
+    }
+
+    /// Oracle: the forms by hand.
+    #[test]
+    fn bytes_read_well() {
+        let text = |n| Bytes(n).to_string();
+        assert_eq!(
+            [text(12), text(48 << 10), text(3 << 29), text(260 << 20)],
+            ["12 B", "48 KiB", "1.5 GiB", "260 MiB"]
+        );
+    }
+}

@@ -179,3 +179,127 @@ impl Topology {
         cores
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::{self, range};
+
+    fn assign(tree: &crate::MemoryTree, threads: impl Into<Option<usize>>) -> Assignment {
+        Topology::from_tree(tree).assign(threads.into()).unwrap()
+    }
+
+    /// The CPU lists of driver, compute, io and front.
+    fn sets(a: &Assignment) -> [String; 4] {
+        Role::ALL.map(|role| a.set(role).to_string())
+    }
+
+    /// Oracle: the rules of the module, by hand.
+    #[test]
+    fn desktop() {
+        let tree = machines::desktop();
+        let a = assign(&tree, None);
+        assert_eq!((a.threads(), a.may_spin()), (6, true));
+        assert_eq!(sets(&a), ["0,6", "1-5", "1-5,7-11", "1-5,7-11"]);
+        // Fewer than cores: whole cores are left for what faces people.
+        assert_eq!(sets(&assign(&tree, 3)), ["0,6", "1-2", "1-5,7-11", "3-5,9-11"]);
+        assert_eq!(sets(&assign(&tree, 1)), ["0,6", "0,6", "1-5,7-11", "1-5,7-11"]);
+        // Siblings only when asked for; the driver's own comes last.
+        assert_eq!(sets(&assign(&tree, 8))[..2], ["0", "1-5,7-8"]);
+        let all = assign(&tree, 12);
+        assert_eq!((sets(&all)[0].as_str(), sets(&all)[1].as_str(), all.may_spin()), ("0", "1-11", true));
+        let over = assign(&tree, 13);
+        assert_eq!(
+            (sets(&over)[0].as_str(), sets(&over)[1].as_str(), over.may_spin()),
+            ("0-11", "0-11", false)
+        );
+    }
+
+    /// Oracle: by hand: one L3 group fills before the other.
+    #[test]
+    fn chiplets_fill_one_after_the_other() {
+        let tree = machines::two_chiplets();
+        assert_eq!(sets(&assign(&tree, 6))[..2], ["0", "2,4,6,8,10"]);
+        assert_eq!(sets(&assign(&tree, 8))[..2], ["0", "1-4,6,8,10"]);
+    }
+
+    /// Oracle: by hand: P-cores first, one thread each, then E-cores; siblings of P-cores last.
+    #[test]
+    fn intel_hybrid() {
+        let tree = machines::intel_hybrid();
+        let a = assign(&tree, None);
+        assert_eq!((a.threads(), a.may_spin()), (12, true));
+        assert_eq!(sets(&a)[..2], ["0-1", "2,4,6,8-15"]);
+        assert_eq!(sets(&assign(&tree, 4)), ["0-1", "2,4,6", "2-15", "8-15"]);
+    }
+
+    /// Oracle: by hand. The mistake that this crate is there to prevent: work on CPU 0, a little one, because it comes first.
+    #[test]
+    fn arm_hybrid_leaves_the_little_first_cpu() {
+        let tree = machines::arm_hybrid();
+        assert_eq!(sets(&assign(&tree, 10)), ["5", "6-9,15-19", "0-4,6-19", "0-4,10-14"]);
+        assert_eq!(sets(&assign(&tree, 12))[1], "0-1,6-9,15-19");
+        assert_eq!(assign(&tree, None).threads(), 20);
+    }
+
+    /// Oracle: by hand: a socket fills before the other.
+    #[test]
+    fn two_sockets() {
+        let tree = machines::two_sockets();
+        assert_eq!(sets(&assign(&tree, 4))[..2], ["0,8", "2,4,6"]);
+        assert_eq!(sets(&assign(&tree, None))[..2], ["0,8", "1-7"]);
+    }
+
+    /// Oracle: by hand: a mask of two cores, a quota of 2.5 CPUs, so no spinning.
+    #[test]
+    fn container() {
+        let mut tree = machines::container();
+        let a = assign(&tree, None);
+        assert_eq!((a.threads(), a.may_spin()), (2, false));
+        assert_eq!(sets(&a), ["2,8", "3", "3", "3"]);
+        // The quota is tighter than the mask.
+        tree.put("sys/fs/cgroup/job/cpu.max", "90000 100000");
+        assert_eq!(assign(&tree, None).threads(), 1);
+        assert_eq!(assign(&tree, 3).threads(), 3);
+    }
+
+    /// Oracle: the invariant. On every machine, for every number of threads, every set is inside the mask and not empty,
+    /// and there are CPUs enough for the workers unless there are more threads than CPUs.
+    #[test]
+    fn every_set_is_inside_the_mask() {
+        for (name, tree) in machines::all() {
+            let topology = Topology::from_tree(&tree);
+            for threads in (1..40).map(Some).chain([None]) {
+                let a = topology.assign(threads).unwrap();
+                assert_eq!(a.threads(), threads.unwrap_or(a.threads()));
+                for role in Role::ALL {
+                    let set = a.set(role);
+                    assert!(
+                        !set.is_empty() && set.is_subset(topology.allowed()),
+                        "{name} {threads:?} {role}: {set}"
+                    );
+                }
+                if a.threads() <= topology.allowed().len() && a.threads() > 1 {
+                    let (driver, compute) = (a.set(Role::Driver), a.set(Role::Compute));
+                    assert_eq!(compute.len(), a.threads() - 1, "{name} {threads:?}");
+                    assert!(driver.intersection(compute).is_empty(), "{name} {threads:?}");
+                }
+            }
+        }
+    }
+
+    /// Oracle: the documented errors and text.
+    #[test]
+    fn refusals_and_text() {
+        let t = Topology::from_tree(&machines::desktop());
+        assert_eq!(t.assign(Some(0)), Err(AssignError::NoThreads));
+        assert!(t.assign(Some(5000)).unwrap_err().to_string().contains("5000 threads are more than 4096"));
+        let text = t.assign(Some(3)).unwrap().to_string();
+        assert_eq!(
+            text,
+            "3 compute threads (the driver counted); they may spin briefly inside a step\n  driver   CPUs 0,6\n  \
+             compute  CPUs 1-2\n  io       CPUs 1-5,7-11\n  front    CPUs 3-5,9-11\n"
+        );
+        assert_eq!(Topology::uniform(0).assign(None).unwrap().set(Role::Io), &range(0..=0));
+    }
+}

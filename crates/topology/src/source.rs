@@ -69,6 +69,11 @@ impl MemoryTree {
         self
     }
 
+    /// The paths of the files.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.files.keys().map(String::as_str)
+    }
+
     /// Removes a file and everything below that path.
     pub fn cut(&mut self, path: &str) -> &mut Self {
         self.files
@@ -86,5 +91,34 @@ impl SysTree for MemoryTree {
         let below = self.files.keys().filter_map(|p| p.strip_prefix(directory)?.strip_prefix('/'));
         let names: BTreeSet<&str> = below.filter_map(|rest| rest.split('/').next()).collect();
         names.into_iter().map(str::to_owned).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Oracle: the same few files on disk and in memory.
+    #[test]
+    fn host_and_memory_agree() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut memory = MemoryTree::new();
+        for (path, text) in [("a/b/one", "1\n"), ("a/b/two", " 2 "), ("a/c", "")] {
+            let file = directory.path().join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+            memory.put(path, text);
+        }
+        let host = HostTree::new(directory.path());
+        let sorted = |mut names: Vec<String>| {
+            names.sort();
+            names
+        };
+        for path in ["a/b/one", "a/b/two", "a/c", "a/b", "a", "none"] {
+            assert_eq!(host.text(path), memory.text(path), "{path}");
+            assert_eq!(sorted(host.names(path)), sorted(memory.names(path)), "{path}");
+        }
+        memory.cut("a/b");
+        assert_eq!(memory.paths().collect::<Vec<_>>(), ["a/c"]);
     }
 }

@@ -141,18 +141,22 @@ mod model {
                 woken: checker::sync::Condvar::new(),
             }
         }
+        /// Shuttle sees poison when one thread of its model unwinds while another holds the lock.
+        fn queue(&self) -> checker::sync::MutexGuard<'_, ()> {
+            self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        }
         pub(crate) fn wait(&self, expected: u32) {
-            let queue = self.queue.lock().unwrap();
+            let queue = self.queue();
             if self.word.load(Ordering::Relaxed) == expected {
-                drop(self.woken.wait(queue).unwrap());
+                drop(self.woken.wait(queue));
             }
         }
         pub(crate) fn wake_one(&self) {
-            let _queue = self.queue.lock().unwrap();
+            let _queue = self.queue();
             self.woken.notify_one();
         }
         pub(crate) fn wake_all(&self) {
-            let _queue = self.queue.lock().unwrap();
+            let _queue = self.queue();
             self.woken.notify_all();
         }
     }

@@ -156,7 +156,7 @@ impl Topology {
         let ids = online.unwrap_or_else(|| allowed.clone()).union(&allowed);
         let mut cpus: Vec<Cpu> = ids.iter().map(|id| read_cpu(tree, id)).collect();
 
-        if !cpus.iter().any(|cpu| cpu.siblings_known(tree)) {
+        if !ids.iter().any(|id| sibling_list(tree, id).is_some()) {
             notes.push(
                 "the system does not tell which CPUs share a core: each one counts as a core".to_owned(),
             );
@@ -187,10 +187,6 @@ impl Cpu {
             kind: Kind::Big,
             caches: Caches::default(),
         }
-    }
-
-    fn siblings_known(&self, tree: &dyn SysTree) -> bool {
-        sibling_list(tree, self.id).is_some()
     }
 }
 
@@ -356,5 +352,166 @@ impl fmt::Display for Topology {
             writeln!(f, "note    {note}")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machines::{self, range};
+    use crate::source::MemoryTree;
+
+    fn kinds(topology: &Topology, kind: Kind) -> CpuSet {
+        topology.cpus().iter().filter(|cpu| cpu.kind == kind).map(|cpu| cpu.id).collect()
+    }
+
+    /// Oracle: the machine as its maker describes it.
+    #[test]
+    fn desktop() {
+        let t = Topology::from_tree(&machines::desktop());
+        assert_eq!((t.cpus().len(), t.allowed_cores(), t.is_hybrid()), (12, 6, false));
+        let cpu = t.cpu(7).unwrap();
+        assert_eq!((cpu.core, cpu.package, cpu.node, cpu.l3), (1, 0, 0, Some(0)));
+        assert_eq!(cpu.siblings, CpuSet::from_iter([1, 7]));
+        assert_eq!(cpu.caches, Caches { l1d: Some(32 << 10), l2: Some(1 << 20), l3: Some(32 << 20) });
+        assert_eq!(cpu.max_khz, Some(5_050_000));
+        assert_eq!(t.memory().total, Some(65_536_000 * 1024));
+        assert!(t.notes().is_empty(), "{:?}", t.notes());
+        assert!(t.cpu(12).is_none());
+    }
+
+    /// Oracle: the kernel's lists of both kinds, which the capacities would contradict.
+    #[test]
+    fn intel_hybrid() {
+        let mut tree = machines::intel_hybrid();
+        let t = Topology::from_tree(&tree);
+        assert_eq!(kinds(&t, Kind::Little), range(8..=15));
+        assert_eq!(t.allowed_cores(), 12);
+        // With no lists, a capacity a little below the largest does not make a core little.
+        tree.cut("sys/devices/cpu_core").cut("sys/devices/cpu_atom");
+        assert!(!Topology::from_tree(&tree).is_hybrid());
+    }
+
+    /// Oracle: the machine's description: ten of each kind, CPU 0 little. Frequencies alone say the same.
+    #[test]
+    fn arm_hybrid() {
+        let mut tree = machines::arm_hybrid();
+        let little = range(0..=4).union(&range(10..=14));
+        assert_eq!(kinds(&Topology::from_tree(&tree), Kind::Little), little);
+        tree.cut("sys/devices/system/cpu/cpu3/cpu_capacity");
+        assert_eq!(kinds(&Topology::from_tree(&tree), Kind::Little), little);
+    }
+
+    /// Oracle: the machine's description.
+    #[test]
+    fn two_sockets() {
+        let t = Topology::from_tree(&machines::two_sockets());
+        let cpu = t.cpu(13).unwrap();
+        assert_eq!((cpu.package, cpu.node, cpu.core, cpu.l3), (1, 1, 5, Some(1)));
+        assert_eq!((t.allowed_cores(), t.cpus().len()), (8, 16));
+    }
+
+    /// Oracle: the container's limits, the tightest level of each.
+    #[test]
+    fn container() {
+        let t = Topology::from_tree(&machines::container());
+        assert_eq!(t.allowed(), &CpuSet::from_iter([2, 3, 8]));
+        assert_eq!((t.cpus().len(), t.allowed_cores()), (12, 2));
+        assert_eq!(t.quota().unwrap().cpus(), 2.5);
+        let memory = t.memory();
+        assert_eq!(memory.ceiling(), Some(8 << 30));
+        // 3 GiB used, 2 of them idle file pages.
+        assert_eq!(memory.usable(), Some(7 << 30));
+    }
+
+    /// Oracle: the rule for missing files: a core per allowed CPU, and a note.
+    #[test]
+    fn no_sysfs() {
+        let t = Topology::from_tree(&machines::no_sysfs());
+        assert_eq!(t.allowed(), &CpuSet::from_iter([1, 3, 4]));
+        assert_eq!((t.cpus().len(), t.allowed_cores()), (3, 3));
+        assert!(t.notes().iter().any(|n| n.contains("each one counts as a core")), "{:?}", t.notes());
+        let t = Topology::from_tree(&MemoryTree::new());
+        assert_eq!((t.allowed().len(), t.cpus().len(), t.notes().len()), (1, 1, 3));
+    }
+
+    /// A CPU that went offline takes its name from a core but not the core's other CPU.
+    #[test]
+    fn an_offline_sibling() {
+        let mut tree = machines::desktop();
+        tree.put("sys/devices/system/cpu/online", "1-11").put("proc/self/status", "Cpus_allowed_list:\t1-11");
+        let t = Topology::from_tree(&tree);
+        assert_eq!((t.cpu(6).unwrap().core, t.allowed_cores()), (6, 6));
+    }
+
+    /// A mask and a control group that contradict each other: the mask counts, with a note.
+    #[test]
+    fn disjoint_cpuset() {
+        let mut tree = machines::container();
+        tree.put("sys/fs/cgroup/job/cpuset.cpus.effective", "9-11");
+        let t = Topology::from_tree(&tree);
+        assert_eq!(t.allowed(), &CpuSet::from_iter([2, 3, 8]));
+        assert!(t.notes()[0].contains("none in common"), "{:?}", t.notes());
+    }
+
+    /// Oracle: none needed. Whatever is in a file, the invariants of the type hold. Of files that differ by a number in
+    /// their path only, the last is tried.
+    #[test]
+    fn nonsense_is_survived() {
+        for (name, tree) in machines::all() {
+            let kind = |path: &str| path.replace(|c: char| c.is_ascii_digit(), "");
+            let kinds: BTreeMap<String, &str> = tree.paths().map(|path| (kind(path), path)).collect();
+            for path in kinds.into_values() {
+                for text in ["", "-1", "x", "99999999999999999999", "5-1", "0-3,70", "\u{0}", "max max"] {
+                    let mut tree = tree.clone();
+                    tree.put(path, text);
+                    let t = Topology::from_tree(&tree);
+                    let at = format!("{name}: {path} = {text}");
+                    assert!(!t.allowed().is_empty(), "{at}");
+                    assert!(t.allowed().iter().all(|id| t.cpu(id).is_some()), "{at}");
+                    for cpu in t.cpus() {
+                        assert!(
+                            cpu.siblings.contains(cpu.id) && cpu.siblings.first() == Some(cpu.core),
+                            "{at}"
+                        );
+                        assert!(
+                            cpu.siblings.iter().all(|id| t.cpu(id).is_some_and(|c| c.core == cpu.core)),
+                            "{at}"
+                        );
+                    }
+                    let _ = t.to_string();
+                }
+            }
+        }
+    }
+
+    /// Oracle: this process. Whatever machine the tests run on, the standard library counts the same CPUs (or fewer: it
+    /// divides by the quota).
+    #[test]
+    fn this_machine() {
+        let t = Topology::read();
+        let counted = std::thread::available_parallelism().unwrap().get();
+        assert!(t.allowed().len() >= counted, "{t}");
+    }
+
+    /// Oracle: the text as people are to read it.
+    #[test]
+    fn readable() {
+        let text = Topology::from_tree(&machines::arm_hybrid()).to_string();
+        let expected = "\
+CPUs    0-19 allowed of 20: 20 cores, 1 package, 1 NUMA node
+kinds   big 5-9,15-19; little 0-4,10-14
+caches  L1d 32 KiB, L2 512 KiB, L3 8 MiB (CPUs 0-4)
+caches  L1d 32 KiB, L2 2 MiB, L3 8 MiB (CPUs 5-9)
+caches  L1d 32 KiB, L2 512 KiB, L3 16 MiB (CPUs 10-14)
+caches  L1d 32 KiB, L2 2 MiB, L3 16 MiB (CPUs 15-19)
+        2 groups of CPUs share a level 3 cache each
+memory  62.5 GiB, 50 GiB available
+";
+        assert_eq!(text, expected);
+        let text = Topology::from_tree(&machines::container()).to_string();
+        assert!(text.contains("CPUs    2-3,8 allowed of 12: 2 cores"), "{text}");
+        assert!(text.contains("quota   2.50 CPUs (250000 of every 100000 us)"), "{text}");
+        assert!(text.contains("control group: limit 8 GiB, 1 GiB used"), "{text}");
     }
 }

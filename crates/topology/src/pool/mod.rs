@@ -12,6 +12,8 @@
 //! A region allocates nothing. What it costs is `benches/pool.rs`.
 
 mod job;
+#[cfg(all(test, any(loom, shuttle)))]
+mod model;
 mod regions;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;

@@ -142,7 +142,7 @@ impl<V: Variant> Regions<V> {
             self.call_workers(tasks);
         }
         if V::CLAIM_BEFORE_JOB {
-            self.front.0.claim.store((tasks as u64) << 32, Ordering::Release);
+            self.front.0.claim.swap((tasks as u64) << 32, Ordering::Release);
         }
         // SAFETY: this thread took `left` from 0, so no other `put` runs until it gives it back. No `call` runs: a call is
         // made only by the owner of an unfinished task, and there was none; earlier ones happen before this by the
@@ -151,7 +151,9 @@ impl<V: Variant> Regions<V> {
         unsafe { self.front.0.job.put(f) };
         if !V::CLAIM_BEFORE_JOB {
             let order = if V::RELAXED_CLAIM { Ordering::Relaxed } else { Ordering::Release };
-            self.front.0.claim.store((tasks as u64) << 32, order);
+            // A swap only for loom, which lets a store be overtaken by a late worker's earlier addition. It costs nothing: the
+            // line is needed for writing anyway.
+            self.front.0.claim.swap((tasks as u64) << 32, order);
         }
         if !V::CALL_BEFORE_CLAIM {
             self.call_workers(tasks);

@@ -1,0 +1,58 @@
+//! What a region costs before it computes anything: `cargo bench -p strata-topology --bench pool`.
+//!
+//! A decode step is one or two hundred regions, so the hot figures (inside a step, workers still spinning) are the ones
+//! that matter; the cold ones are what the first region of a step pays. On a machine whose CPUs are taken by others a
+//! median says more about them: look at the fastest.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use divan::Bencher;
+use strata_topology::{Pool, Topology};
+
+fn main() {
+    divan::main();
+}
+
+const THREADS: [usize; 2] = [1, 2];
+
+fn pool(threads: usize) -> Pool {
+    Pool::new(&Topology::read(), threads).expect("a pool for the bench")
+}
+
+/// One region with a task per thread that does nothing, in a step.
+#[divan::bench(args = THREADS, sample_count = 200, sample_size = 200)]
+fn empty_region_hot(bencher: Bencher, threads: usize) {
+    let pool = pool(threads);
+    let _step = pool.step();
+    bencher.bench_local(|| pool.run(threads, &|task, worker| _ = black_box((task, worker))));
+}
+
+/// One region of 16 tasks that do nothing, in a step.
+#[divan::bench(args = THREADS, sample_count = 200, sample_size = 200)]
+fn empty_region_of_16_hot(bencher: Bencher, threads: usize) {
+    let pool = pool(threads);
+    let _step = pool.step();
+    bencher.bench_local(|| pool.run(16, &|task, worker| _ = black_box((task, worker))));
+}
+
+/// One region with a task per thread of about 2 us, in a step.
+#[divan::bench(args = THREADS, sample_count = 200, sample_size = 200)]
+fn busy_region_hot(bencher: Bencher, threads: usize) {
+    let pool = pool(threads);
+    let sink = AtomicU64::new(0);
+    let _step = pool.step();
+    bencher.bench_local(|| {
+        pool.run(threads, &|task, _| {
+            let sum = (0..2000u64).fold(task as u64, |sum, i| black_box(sum ^ i));
+            sink.fetch_add(sum, Ordering::Relaxed);
+        });
+    });
+}
+
+/// One region with a task per thread that does nothing, outside a step: everybody sleeps and is woken.
+#[divan::bench(args = THREADS, sample_count = 100, sample_size = 20)]
+fn empty_region_cold(bencher: Bencher, threads: usize) {
+    let pool = pool(threads);
+    bencher.bench_local(|| pool.run(threads, &|task, worker| _ = black_box((task, worker))));
+}
