@@ -6,7 +6,11 @@ use strata_quant::{Format, Isa};
 use crate::rig::*;
 
 fn recipes() -> Vec<Recipe> {
-    vec![odd(), even(), Recipe { kv: KvFormat::F16, format: Format::Iq4Nl, ..even() }]
+    vec![
+        odd(),
+        even(),
+        Recipe { kv: KvFormat::F16, experts: Some([Format::Iq4Nl, Format::Q4_0, Format::F16]), ..even() },
+    ]
 }
 
 fn bits(x: &[f32]) -> Vec<u32> {

@@ -41,6 +41,8 @@ pub struct Recipe {
     pub shape: Shape,
     /// Of the matrices that may be in a block format; the others are F32.
     pub format: Format,
+    /// Of the experts' gate, up and down rows, if others.
+    pub experts: Option<[Format; 3]>,
     pub kv: KvFormat,
     pub context: usize,
     pub window: usize,
@@ -75,6 +77,7 @@ pub fn odd() -> Recipe {
             ngram: Some(NgramShape { heads: 4, row: 10, conv_kernel: 3, dilation: 2 }),
         },
         format: Format::F32,
+        experts: None,
         kv: KvFormat::F32,
         context: 96,
         window: 96,
@@ -290,11 +293,12 @@ impl Rig {
         let (eh_proj, e_norm, h_norm) = (m.matrix(d, 2 * d), m.gamma(d), m.gamma(wide));
 
         let mut expert_values = vec![[vec![], vec![], vec![]]; moe.experts];
+        let formats = recipe.experts.unwrap_or([recipe.format; 3]);
         let mut tensor = |at: usize, n: usize, k: usize| {
             let mut all = Vec::new();
             for expert in &mut expert_values {
                 let scale = 2.0 / (k as f32).sqrt();
-                let (bytes, values) = matrix(&mut m.random, recipe.format, n, k, scale, 0.0);
+                let (bytes, values) = matrix(&mut m.random, formats[at], n, k, scale, 0.0);
                 all.extend(bytes);
                 expert[at] = rows(&values, k);
             }
@@ -340,7 +344,8 @@ impl Rig {
             let (cpu, spec, described, arena, weights, store) = parts.take().unwrap();
             cpu.build(spec, described, arena, weights, store).unwrap()
         });
-        let experts = ExpertWeights { gate: recipe.format, up: recipe.format, down: recipe.format };
+        let [gate, up, down] = formats;
+        let experts = ExpertWeights { gate, up, down };
         Rig {
             spec,
             backend,

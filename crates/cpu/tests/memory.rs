@@ -1,0 +1,84 @@
+//! Memory: what is allocated was planned, and nothing is allocated after the backend is built.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use strata_backend::{Cut, KvFormat, Op, SeqSlot};
+use strata_plan::Place;
+use strata_quant::Format;
+
+#[allow(dead_code)]
+#[path = "ops/rig.rs"]
+mod rig;
+use rig::*;
+
+struct Counting;
+
+static CALLS: AtomicU64 = AtomicU64::new(0);
+static BYTES: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: passes everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        BYTES.fetch_add(layout.size() as u64, Ordering::Relaxed);
+        // SAFETY: the caller's obligations are the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's obligations are the same.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// One test, as the counters are everybody's. Oracle: the plan. What is in the arena is counted in the backend's own test.
+#[test]
+fn only_what_was_planned_is_allocated() {
+    for recipe in [odd(), Recipe { kv: KvFormat::F16, ..even() }, Recipe { format: Format::Iq4Nl, ..even() }]
+    {
+        let mut beside = 0;
+        let mut rig = Rig::build(recipe, |plan, build| {
+            let planned = plan.bytes(Place::Heap) - plan.arena_bytes() as u64;
+            let before = BYTES.load(Ordering::Relaxed);
+            let backend = build();
+            beside = BYTES.load(Ordering::Relaxed) - before;
+            // Lists of blocks and names are not worth a line in the plan.
+            assert!(
+                (planned..planned + 32_000).contains(&beside),
+                "{beside} bytes allocated, {planned} planned"
+            );
+            backend
+        });
+        assert!(beside > 0);
+        // A step before counting: the pool's threads have come up then.
+        let tokens = rig.tokens(90, 1);
+        rig.forward(&window(0, 0, &tokens));
+        rig.counter = || CALLS.load(Ordering::Relaxed);
+        let mut long = window(0, 0, &tokens[..80]);
+        long.spans[0].cuts = vec![Cut { after: 10, to: strata_backend::Checkpoint(0) }];
+        rig.step(&long);
+        for at in 80..90 {
+            rig.step(&window(0, at, &tokens[at..=at]));
+        }
+        let mut both = window(0, 90, &tokens[..1]);
+        both.push(SeqSlot(2), 0, &tokens[..3]);
+        rig.step(&both);
+        let (table, eh_proj, e_norm, h_norm) = (rig.table, rig.eh_proj, rig.e_norm, rig.h_norm);
+        rig.submit(Op::DraftJoin { table, eh_proj, e_norm, h_norm, next: &tokens, x: X, out: OUT });
+        let backend = &mut rig.backend;
+        let before = CALLS.load(Ordering::Relaxed);
+        backend.begin_step();
+        backend.commit(&both.spans).unwrap();
+        backend.fork(SeqSlot(0), SeqSlot(1), 20).unwrap();
+        backend.checkpoint(SeqSlot(0), strata_backend::Checkpoint(1)).unwrap();
+        backend.restore(strata_backend::Checkpoint(0), SeqSlot(1)).unwrap();
+        backend.clear(SeqSlot(2)).unwrap();
+        backend.take_counters();
+        backend.end_step();
+        assert_eq!(rig.counted + CALLS.load(Ordering::Relaxed) - before, 0, "allocations after the build");
+    }
+}
