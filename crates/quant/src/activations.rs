@@ -21,7 +21,7 @@ const ROUND: f32 = 12_582_912.0;
 pub(crate) const GROUP: usize = 16;
 
 /// The fewest columns that are packed.
-pub(crate) const WIDE_FROM: usize = 5;
+pub(crate) const WIDE_FROM: usize = 6;
 
 /// Columns start at multiples of this many values, so that a vector of two blocks may be read at the last one.
 const STRIDE: usize = 64;

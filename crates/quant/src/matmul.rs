@@ -151,6 +151,10 @@ pub fn matmul(isa: Isa, w: Matrix<'_>, rows: Range<usize>, x: Columns<'_>, out: 
             assert!(w.k > 0 && x.len().is_multiple_of(w.k), "{} values are no columns of {}", x.len(), w.k);
             let cols = x.len() / w.k;
             out.check(rows.end, cols);
+            #[cfg(x86_paths)]
+            if crate::x86::float_product(isa, &w, rows.clone(), x, &out) {
+                return;
+            }
             float_product(isa, w, rows, x, out);
         }
         Columns::Quantised(x) => {

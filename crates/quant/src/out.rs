@@ -51,26 +51,22 @@ impl<'a> Out<'a> {
     /// Stores `values`, times `scale` if there is one, to rows `row ..` of a column.
     #[inline(always)]
     pub(crate) fn write(&self, row: usize, col: usize, values: &[f32], scale: Option<f32>) {
-        self.each(row, col, values, |_, value| scale.map_or(value, |scale| value * scale));
-    }
-
-    /// Adds `values` to rows `row ..` of a column, then multiplies by `scale` if there is one.
-    #[cfg(x86_paths)]
-    #[inline(always)]
-    pub(crate) fn add(&self, row: usize, col: usize, values: &[f32], scale: Option<f32>) {
-        self.each(row, col, values, |old, value| scale.map_or(old + value, |scale| (old + value) * scale));
-    }
-
-    /// Replaces the results of rows `row ..` of a column by what `new` makes of them and of `values`.
-    #[inline(always)]
-    fn each(&self, row: usize, col: usize, values: &[f32], new: impl Fn(f32, f32) -> f32) {
         let at = col * self.col_stride + row;
         assert!(at + values.len() <= self.len);
-        // SAFETY: in bounds of memory that is valid for reads and writes, and exclusively ours (constructors); it holds floats,
-        // and no other reference to it lives while this one does.
+        // SAFETY: in bounds of memory that is valid for writes, and exclusively ours (constructors); it holds floats, and no other
+        // reference to it lives while this one does.
         let results = unsafe { std::slice::from_raw_parts_mut(self.start.add(at), values.len()) };
         for (result, &value) in results.iter_mut().zip(values) {
-            *result = new(*result, value);
+            *result = scale.map_or(value, |scale| value * scale);
         }
+    }
+
+    /// Where rows `row ..` of a column are; there are at least `rows` of them.
+    #[cfg(x86_paths)]
+    #[inline(always)]
+    pub(crate) fn rows(&self, row: usize, col: usize, rows: usize) -> *mut f32 {
+        let at = col * self.col_stride + row;
+        assert!(at + rows <= self.len);
+        self.start.wrapping_add(at)
     }
 }

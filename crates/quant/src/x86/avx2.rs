@@ -10,7 +10,7 @@ use super::vector::{Lanes, Vector};
 #[derive(Clone, Copy)]
 pub(super) struct Avx2;
 
-/// AVX2 with integer products by AVX-VNNI.
+/// AVX2 with integer products by AVX-VNNI, and look-ups by gathering.
 #[derive(Clone, Copy)]
 pub(super) struct AvxVnni;
 
@@ -22,6 +22,22 @@ unsafe fn reduce_four(v: &impl Lanes<__m256i>, first: usize) -> __m256i {
     let (c, d) = (v.lane(first + 2), v.lane(first + 3));
     let cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
     _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd))
+}
+
+/// The 128-bit halves of `a` added, and those of `b`.
+#[inline(always)]
+unsafe fn by_four(a: __m256, b: __m256) -> __m256d {
+    _mm256_castps_pd(_mm256_add_ps(
+        _mm256_permute2f128_ps::<0x20>(a, b),
+        _mm256_permute2f128_ps::<0x31>(a, b),
+    ))
+}
+
+/// The sums of vectors `i` and `i + 4`, and of `i + 1` and `i + 5`, folded to two lanes each.
+#[inline(always)]
+unsafe fn fold_two(v: &impl Lanes<__m256>, i: usize) -> __m256 {
+    let (a, b) = (by_four(v.lane(i), v.lane(i + 4)), by_four(v.lane(i + 1), v.lane(i + 5)));
+    _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)))
 }
 
 /// Of four rows of 8 at `p`: columns `i` and `4 + i`, in 128 bits each.
@@ -55,12 +71,14 @@ unsafe fn count(bits: usize) -> __m128i {
 }
 
 macro_rules! vector_256 {
-    ($name:ident, $takes_wide:expr, $dot:ident, $dot_wide:ident) => {
+    ($name:ident, gathers $gathers:literal, wide $takes_wide:literal, $dot:ident, $dot_wide:ident) => {
         impl Vector for $name {
             const LANES: usize = 8;
+            const GATHERS: bool = $gathers;
             const TAKES_WIDE: bool = $takes_wide;
             type I = __m256i;
             type F = __m256;
+            type Indices = __m128i;
             type Block = $name;
 
             #[inline(always)]
@@ -103,6 +121,14 @@ macro_rules! vector_256 {
                 let low = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
                 let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, low));
                 _mm256_cvtph_ps(_mm256_castsi256_si128(packed))
+            }
+            #[inline(always)]
+            unsafe fn load_halves(p: *const u16) -> __m256 {
+                _mm256_cvtph_ps(_mm_loadu_si128(p.cast()))
+            }
+            #[inline(always)]
+            unsafe fn load_words(p: *const u16) -> __m256i {
+                _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()))
             }
             #[inline(always)]
             unsafe fn load_bytes(p: *const u8) -> __m256i {
@@ -173,6 +199,14 @@ macro_rules! vector_256 {
                 [_mm256_add_epi32(a, b); 2]
             }
             #[inline(always)]
+            unsafe fn fold(v: &impl Lanes<__m256>) -> __m256 {
+                let (a, b) = (fold_two(v, 0), fold_two(v, 2));
+                _mm256_add_ps(
+                    _mm256_shuffle_ps::<0b10_00_10_00>(a, b),
+                    _mm256_shuffle_ps::<0b11_01_11_01>(a, b),
+                )
+            }
+            #[inline(always)]
             unsafe fn transpose(p: *mut f32) {
                 let (low, high) = (transpose_four(p), transpose_four(p.add(32)));
                 for (i, (low, high)) in low.into_iter().zip(high).enumerate() {
@@ -226,6 +260,48 @@ macro_rules! vector_256 {
                 _mm256_setr_epi64x(w[0], w[1], w[2], w[3])
             }
             #[inline(always)]
+            unsafe fn gather(table: *const u32, i: __m256i) -> __m256i {
+                _mm256_i32gather_epi32::<4>(table.cast(), i)
+            }
+            #[inline(always)]
+            unsafe fn gather_qwords(table: *const u64, i: __m128i) -> __m256i {
+                _mm256_i32gather_epi64::<8>(table.cast(), i)
+            }
+            #[inline(always)]
+            unsafe fn indices_of_bytes(p: *const u8) -> __m128i {
+                _mm_cvtepu8_epi32(_mm_loadu_si32(p))
+            }
+            #[inline(always)]
+            unsafe fn indices_of_low_bytes(p: *const u8) -> __m128i {
+                _mm_cvtepu8_epi32(_mm_loadu_si32(p))
+            }
+            #[inline(always)]
+            unsafe fn indices_of_words(p: *const u8, bits: u32) -> __m128i {
+                _mm_and_si128(_mm_cvtepu16_epi32(_mm_loadl_epi64(p.cast())), _mm_set1_epi32((1 << bits) - 1))
+            }
+            #[inline(always)]
+            unsafe fn add_high(i: __m128i, fields: u32, width: u32, bits: u32) -> __m128i {
+                let w = width as i32;
+                let fields =
+                    _mm_srlv_epi32(_mm_set1_epi32(fields as i32), _mm_setr_epi32(0, w, 2 * w, 3 * w));
+                let high = _mm_and_si128(fields, _mm_set1_epi32((1 << bits) - 1));
+                _mm_or_si128(i, _mm_slli_epi32::<8>(high))
+            }
+            #[inline(always)]
+            unsafe fn lanes_of_bits(bits: u32, value: i32) -> __m256i {
+                let lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+                let set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(bits as i32), lanes), lanes);
+                _mm256_and_si256(set, _mm256_set1_epi32(value))
+            }
+            #[inline(always)]
+            unsafe fn add_bytes(a: __m256i, b: __m256i) -> __m256i {
+                _mm256_add_epi8(a, b)
+            }
+            #[inline(always)]
+            unsafe fn sub_bytes(a: __m256i, b: __m256i) -> __m256i {
+                _mm256_sub_epi8(a, b)
+            }
+            #[inline(always)]
             unsafe fn load_same(p: *const u8) -> __m256i {
                 _mm256_loadu_si256(p.cast())
             }
@@ -269,5 +345,5 @@ unsafe fn dot_by_vnni(acc: __m256i, codes: __m256i, a: __m256i) -> __m256i {
     _mm256_dpbusd_avx_epi32(acc, codes, a)
 }
 
-vector_256!(Avx2, false, dot_by_16, dot_by_16_wide);
-vector_256!(AvxVnni, true, dot_by_vnni, dot_by_vnni);
+vector_256!(Avx2, gathers false, wide false, dot_by_16, dot_by_16_wide);
+vector_256!(AvxVnni, gathers true, wide true, dot_by_vnni, dot_by_vnni);

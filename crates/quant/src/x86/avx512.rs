@@ -7,9 +7,9 @@ use std::arch::x86_64::*;
 use super::avx2::Avx2;
 use super::vector::{Lanes, Vector};
 
-/// AVX-512 F, BW, VL, DQ, VNNI.
+/// AVX-512 F, BW, VL, DQ, VNNI; `GATHERS` as in [`Vector`].
 #[derive(Clone, Copy)]
-pub(super) struct Avx512;
+pub(super) struct Avx512<const GATHERS: bool>;
 
 /// Four vectors, one for each of four rows: their sums over each 128-bit lane, as `[row 0, 1, 2, 3]` in that lane.
 #[inline(always)]
@@ -31,6 +31,23 @@ unsafe fn evens_and_odds(v: &impl Lanes<__m512i>) -> [__m512i; 4] {
     [ab_even, cd_even, ab_odd, cd_odd]
 }
 
+/// The first (0) or second (1) pairs of each 128 bits of both.
+#[inline(always)]
+unsafe fn halves_pd<const SECOND: i32>(a: __m512, b: __m512) -> __m512 {
+    let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+    _mm512_castpd_ps(if SECOND == 1 { _mm512_unpackhi_pd(a, b) } else { _mm512_unpacklo_pd(a, b) })
+}
+
+/// The sums of vectors `i`, `i + 4`, `i + 8`, `i + 12`, folded to four lanes each, in this order.
+#[inline(always)]
+unsafe fn fold_four(v: &impl Lanes<__m512>, i: usize) -> __m512 {
+    let (a, b) = (v.lane(i), v.lane(i + 4));
+    let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+    let (c, d) = (v.lane(i + 8), v.lane(i + 12));
+    let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+    _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd))
+}
+
 /// Of four rows of 16 at `p`: columns `i`, `4 + i`, `8 + i`, `12 + i`, in 128 bits each.
 #[inline(always)]
 unsafe fn transpose_four(p: *const f32) -> [__m512; 4] {
@@ -46,11 +63,13 @@ unsafe fn transpose_four(p: *const f32) -> [__m512; 4] {
     ]
 }
 
-impl Vector for Avx512 {
+impl<const GATHERS: bool> Vector for Avx512<GATHERS> {
     const LANES: usize = 16;
+    const GATHERS: bool = GATHERS;
     const TAKES_WIDE: bool = true;
     type I = __m512i;
     type F = __m512;
+    type Indices = __m256i;
     type Block = Avx2;
 
     #[inline(always)]
@@ -87,6 +106,14 @@ impl Vector for Avx512 {
     #[inline(always)]
     unsafe fn halves(v: __m512i) -> __m512 {
         _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v))
+    }
+    #[inline(always)]
+    unsafe fn load_halves(p: *const u16) -> __m512 {
+        _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))
+    }
+    #[inline(always)]
+    unsafe fn load_words(p: *const u16) -> __m512i {
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()))
     }
     #[inline(always)]
     unsafe fn load_bytes(p: *const u8) -> __m512i {
@@ -159,6 +186,17 @@ impl Vector for Avx512 {
         [_mm512_shuffle_i32x4::<0x88>(ab, cd), _mm512_shuffle_i32x4::<0xdd>(ab, cd)]
     }
     #[inline(always)]
+    unsafe fn fold(v: &impl Lanes<__m512>) -> __m512 {
+        let (a, b) = (fold_four(v, 0), fold_four(v, 1));
+        let low = _mm512_add_ps(halves_pd::<0>(a, b), halves_pd::<1>(a, b));
+        let (c, d) = (fold_four(v, 2), fold_four(v, 3));
+        let high = _mm512_add_ps(halves_pd::<0>(c, d), halves_pd::<1>(c, d));
+        _mm512_add_ps(
+            _mm512_shuffle_ps::<0b10_00_10_00>(low, high),
+            _mm512_shuffle_ps::<0b11_01_11_01>(low, high),
+        )
+    }
+    #[inline(always)]
     unsafe fn transpose(p: *mut f32) {
         let quads = [
             transpose_four(p),
@@ -221,6 +259,49 @@ impl Vector for Avx512 {
     unsafe fn from_qwords(words: [u64; 8]) -> __m512i {
         let w = words.map(|w| w as i64);
         _mm512_setr_epi64(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7])
+    }
+    #[inline(always)]
+    unsafe fn gather(table: *const u32, i: __m512i) -> __m512i {
+        _mm512_i32gather_epi32::<4>(i, table.cast())
+    }
+    #[inline(always)]
+    unsafe fn gather_qwords(table: *const u64, i: __m256i) -> __m512i {
+        _mm512_i32gather_epi64::<8>(i, table.cast())
+    }
+    #[inline(always)]
+    unsafe fn indices_of_bytes(p: *const u8) -> __m256i {
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()))
+    }
+    #[inline(always)]
+    unsafe fn indices_of_low_bytes(p: *const u8) -> __m256i {
+        _mm256_cvtepu8_epi32(_mm_shuffle_epi32::<0b11_01_10_00>(_mm_loadu_si128(p.cast())))
+    }
+    #[inline(always)]
+    unsafe fn indices_of_words(p: *const u8, bits: u32) -> __m256i {
+        _mm256_and_si256(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())), _mm256_set1_epi32((1 << bits) - 1))
+    }
+    #[inline(always)]
+    unsafe fn add_high(i: __m256i, fields: u32, width: u32, bits: u32) -> __m256i {
+        let w = width as i32;
+        // Blocks may begin at whole words: those of 3 bits do, and leave the 16th unused.
+        let second = if width == 3 { 16 } else { 4 * w };
+        let counts =
+            _mm256_setr_epi32(0, w, 2 * w, 3 * w, second, second + w, second + 2 * w, second + 3 * w);
+        let fields = _mm256_srlv_epi32(_mm256_set1_epi32(fields as i32), counts);
+        let high = _mm256_and_si256(fields, _mm256_set1_epi32((1 << bits) - 1));
+        _mm256_or_si256(i, _mm256_slli_epi32::<8>(high))
+    }
+    #[inline(always)]
+    unsafe fn lanes_of_bits(bits: u32, value: i32) -> __m512i {
+        _mm512_maskz_set1_epi32(bits as u16, value)
+    }
+    #[inline(always)]
+    unsafe fn add_bytes(a: __m512i, b: __m512i) -> __m512i {
+        _mm512_add_epi8(a, b)
+    }
+    #[inline(always)]
+    unsafe fn sub_bytes(a: __m512i, b: __m512i) -> __m512i {
+        _mm512_sub_epi8(a, b)
     }
     #[inline(always)]
     unsafe fn load_same(p: *const u8) -> __m512i {

@@ -153,17 +153,6 @@ pub(super) struct Chunk {
     pub m: [[f32; 16]; 16],
 }
 
-impl Chunk {
-    /// All zero.
-    pub const ZERO: Chunk = Chunk {
-        codes: [[0; CHUNK]; 16],
-        d: [[0.0; 16]; 16],
-        s: [[0.0; 16]; 16],
-        d_min: [[0.0; 16]; TERMS],
-        m: [[0.0; 16]; 16],
-    };
-}
-
 /// Scales as they lie in the blocks, with as few stores as possible: a lane for each row.
 #[repr(C, align(64))]
 struct Raw {
@@ -218,7 +207,6 @@ pub(super) unsafe fn decode<V: Vector, F: Coded>(
     terms: usize,
     to: *mut Chunk,
 ) {
-    let to = &mut *to;
     let mut raw = std::mem::MaybeUninit::<Raw>::uninit();
     let raw = raw.as_mut_ptr();
     if rows < V::LANES {
@@ -226,7 +214,7 @@ pub(super) unsafe fn decode<V: Vector, F: Coded>(
     }
     for row in 0..rows {
         let p = from.add(row * row_bytes);
-        let codes = to.codes[row].as_mut_ptr().cast::<i32>();
+        let codes = (*to).codes[row].as_mut_ptr().cast::<i32>();
         if terms == TERMS {
             raw_scales::<F>(p, TERMS, raw, row);
             for step in 0..TERMS / V::BLOCKS {
@@ -263,10 +251,10 @@ pub(super) unsafe fn decode<V: Vector, F: Coded>(
         let bytes = if F::Class::HALVES { 16 } else { 8 };
         for i in 0..bytes {
             let s = V::signed_byte(V::load((*raw).s[i / 4].as_ptr().cast()), i % 4);
-            V::store_f(to.s[i].as_mut_ptr(), V::to_f(s));
+            V::store_f((*to).s[i].as_mut_ptr(), V::to_f(s));
             if F::MINIMUM != Minimum::None {
                 let m = V::signed_byte(V::load((*raw).m[i / 4].as_ptr().cast()), i % 4);
-                V::store_f(to.m[i].as_mut_ptr(), V::to_f(m));
+                V::store_f((*to).m[i].as_mut_ptr(), V::to_f(m));
             }
         }
     }
@@ -274,10 +262,10 @@ pub(super) unsafe fn decode<V: Vector, F: Coded>(
 
 /// Widens the float scales in one vector of bits.
 #[inline(always)]
-unsafe fn put<V: Vector, F: Coded>(to: &mut Chunk, i: usize, bits: V::I) {
-    V::store_f(to.d[i].as_mut_ptr(), F::scales::<V>(bits));
+unsafe fn put<V: Vector, F: Coded>(to: *mut Chunk, i: usize, bits: V::I) {
+    V::store_f((*to).d[i].as_mut_ptr(), F::scales::<V>(bits));
     if F::MINIMUM != Minimum::None {
-        V::store_f(to.d_min[i].as_mut_ptr(), V::halves(V::shr(bits, 16)));
+        V::store_f((*to).d_min[i].as_mut_ptr(), V::halves(V::shr(bits, 16)));
     }
 }
 
@@ -332,6 +320,7 @@ pub(super) struct Scales<V: Vector> {
 }
 
 /// One quantised block of 32 activations, in lanes.
+#[derive(Clone, Copy)]
 pub(super) struct Block<V: Vector> {
     /// Its scale.
     pub d: V::F,

@@ -4,6 +4,8 @@
 //! each row; from there on everything is done for all rows at once. The weights' bytes are read once, whatever the
 //! number of columns.
 
+use std::mem::MaybeUninit;
+
 use super::chunk::{Block, CHUNK, Chunk, Class, Decoder, Scales, Sub, TERMS, accumulate};
 use super::vector::{Lanes, Vector};
 use super::{Columns, Rows, SEGMENT_CHUNKS};
@@ -19,7 +21,12 @@ pub(super) const FEW: usize = 8;
 #[inline(always)]
 pub(super) unsafe fn few<V: Vector, K: Class>(w: &Rows, format: &Decoder, x: &Columns) {
     let blocks = w.k / 32;
-    let mut chunk = Chunk::ZERO;
+    let mut chunk = MaybeUninit::<Chunk>::uninit();
+    let chunk = chunk.as_mut_ptr();
+    if !w.rows.is_multiple_of(V::LANES) {
+        // The lanes that a last strip lacks are computed too.
+        chunk.write_bytes(0, 1);
+    }
     let mut row = 0;
     while row < w.rows {
         let rows = (w.rows - row).min(V::LANES);
@@ -39,11 +46,11 @@ pub(super) unsafe fn few<V: Vector, K: Class>(w: &Rows, format: &Decoder, x: &Co
                     }
                 }
             }
-            (format.decode)(from, w.row_bytes, rows, terms, &mut chunk);
+            (format.decode)(from, w.row_bytes, rows, terms, chunk);
             let ends = (c + 1).is_multiple_of(SEGMENT_CHUNKS) || (c + 1) * TERMS >= blocks;
             for col in 0..x.cols {
                 let sum = sums[col].as_mut_ptr();
-                let acc = column::<V, K>(&chunk, format, terms, x, col, c * TERMS, V::load_f(sum));
+                let acc = column::<V, K>(chunk, format, terms, x, col, c * TERMS, V::load_f(sum));
                 if ends {
                     let total = totals[col].as_mut_ptr();
                     V::store_f(total, V::add_f(V::load_f(total), acc));
@@ -63,7 +70,7 @@ pub(super) unsafe fn few<V: Vector, K: Class>(w: &Rows, format: &Decoder, x: &Co
 /// Adds a chunk's products with one column to `acc`, whose lanes are the chunk's rows.
 #[inline(always)]
 unsafe fn column<V: Vector, K: Class>(
-    chunk: &Chunk,
+    chunk: *const Chunk,
     format: &Decoder,
     terms: usize,
     x: &Columns,
@@ -76,7 +83,7 @@ unsafe fn column<V: Vector, K: Class>(
     let sums = x.sums.add(col * (x.k / 16) + 2 * first_block);
     for step in 0..terms.div_ceil(V::BLOCKS) {
         let a = V::load(q.add(step * V::LANES * 4).cast());
-        let codes = chunk.codes.as_ptr().cast::<u8>().add(step * V::LANES * 4);
+        let codes = (&raw const (*chunk).codes).cast::<u8>().add(step * V::LANES * 4);
         let products = Products::<V> { codes, a, signed: format.wide && !V::TAKES_WIDE };
         let i = if K::HALVES { V::reduce_halves(&products) } else { V::reduce(&products).map(|i| [i; 2]) };
         for (b, i) in i.into_iter().enumerate().take(V::BLOCKS.min(terms - step * V::BLOCKS)) {
@@ -114,28 +121,33 @@ impl<V: Vector> Lanes<V::I> for Products<V> {
 
 /// The scales of block `t`, a lane for each row.
 #[inline(always)]
-unsafe fn lanes<V: Vector, K: Class>(chunk: &Chunk, format: &Decoder, t: usize) -> Scales<V> {
+unsafe fn lanes<V: Vector, K: Class>(chunk: *const Chunk, format: &Decoder, t: usize) -> Scales<V> {
     let zero = V::splat_f(0.0);
-    let load = |a: &[f32; 16]| V::load_f(a.as_ptr());
-    let per_half = |a: &[[f32; 16]; 16]| [load(&a[2 * t]), load(&a[2 * t + 1])];
-    Scales {
-        d: if K::SUB == Sub::Float {
-            per_half(&chunk.d)
-        } else {
-            [load(&chunk.d[t >> format.scale_shift]); 2]
-        },
-        s: match K::SUB {
-            Sub::Block => [load(&chunk.s[t]); 2],
-            Sub::Half => per_half(&chunk.s),
-            _ => [zero; 2],
-        },
-        d_min: if K::MINIMUM == Minimum::None { zero } else { load(&chunk.d_min[t >> format.scale_shift]) },
-        m: match (K::MINIMUM, K::SUB) {
-            (Minimum::Subtracted, Sub::Half) => per_half(&chunk.m),
-            (Minimum::Subtracted, _) => [load(&chunk.m[t]); 2],
-            _ => [zero; 2],
-        },
+    let mut scales = Scales { d: [zero; 2], s: [zero; 2], d_min: zero, m: [zero; 2] };
+    let float = t >> format.scale_shift;
+    let (d, s) = ((&raw const (*chunk).d).cast::<f32>(), (&raw const (*chunk).s).cast::<f32>());
+    let (d_min, m) = ((&raw const (*chunk).d_min).cast::<f32>(), (&raw const (*chunk).m).cast::<f32>());
+    scales.d = if K::SUB == Sub::Float {
+        [V::load_f(d.add(32 * t)), V::load_f(d.add(32 * t + 16))]
+    } else {
+        [V::load_f(d.add(16 * float)); 2]
+    };
+    match K::SUB {
+        Sub::Block => scales.s = [V::load_f(s.add(16 * t)); 2],
+        Sub::Half => scales.s = [V::load_f(s.add(32 * t)), V::load_f(s.add(32 * t + 16))],
+        _ => {}
     }
+    if K::MINIMUM != Minimum::None {
+        scales.d_min = V::load_f(d_min.add(16 * float));
+    }
+    match (K::MINIMUM, K::SUB) {
+        (Minimum::Subtracted, Sub::Half) => {
+            scales.m = [V::load_f(m.add(32 * t)), V::load_f(m.add(32 * t + 16))]
+        }
+        (Minimum::Subtracted, _) => scales.m = [V::load_f(m.add(16 * t)); 2],
+        _ => {}
+    }
+    scales
 }
 
 #[inline(always)]

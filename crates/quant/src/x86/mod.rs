@@ -18,6 +18,7 @@ mod avx512;
 mod chunk;
 mod codes;
 mod few;
+mod floats;
 mod many;
 mod vector;
 
@@ -26,11 +27,12 @@ use std::ops::Range;
 use avx2::{Avx2, AvxVnni};
 use avx512::Avx512;
 use chunk::{Chunk, Class, Coded, Decoder};
+use floats::{Bf16, F16, F32, Weight};
 
 use crate::activations::WIDE_FROM;
 use crate::block::SEGMENT;
 use crate::formats::with_block_format;
-use crate::{Activations, Isa, Matrix, Out};
+use crate::{Activations, Format, Isa, Matrix, Out};
 
 /// Chunks in a segment.
 const SEGMENT_CHUNKS: usize = SEGMENT / chunk::TERMS;
@@ -49,6 +51,20 @@ struct Rows<'a, 'o> {
     first: usize,
     tensor_scale: Option<f32>,
     out: &'a Out<'o>,
+}
+
+impl<'a, 'o> Rows<'a, 'o> {
+    fn of(w: &Matrix<'_>, rows: Range<usize>, out: &'a Out<'o>) -> Rows<'a, 'o> {
+        Rows {
+            bytes: w.rows_from(rows.start).as_ptr(),
+            row_bytes: w.row_bytes(),
+            k: w.k(),
+            rows: rows.len(),
+            first: rows.start,
+            tensor_scale: w.tensor_scale(),
+            out,
+        }
+    }
 }
 
 /// Quantised columns; see [`Activations`] for the layouts.
@@ -72,26 +88,61 @@ pub(crate) fn product(isa: Isa, w: &Matrix<'_>, rows: Range<usize>, x: &Activati
         return false;
     };
     let columns = x.pointers();
-    let w_rows = Rows {
-        bytes: w.rows_from(rows.start).as_ptr(),
-        row_bytes: w.row_bytes(),
-        k: w.k(),
-        rows: rows.len(),
-        first: rows.start,
-        tensor_scale: w.tensor_scale(),
-        out,
-    };
+    let w_rows = Rows::of(w, rows, out);
+    let gathers = gathers();
     with_block_format!(w.format(), F => {
         // SAFETY: the value of `isa` proves the features; the shapes are the caller's.
         unsafe {
             match isa {
-                Isa::Avx2(_) => avx2_product::<<F as Coded>::Class>(&w_rows, &Decoder::of::<F>(avx2_decode::<F>, false), &columns),
-                Isa::AvxVnni(_) => avxvnni_product::<<F as Coded>::Class>(&w_rows, &Decoder::of::<F>(avx2_decode::<F>, true), &columns),
-                _ => avx512_product::<<F as Coded>::Class>(&w_rows, &Decoder::of::<F>(avx512_decode::<F>, true), &columns),
+                Isa::Avx2(_) => {
+                    avx2_product::<<F as Coded>::Class>(&w_rows, &Decoder::of::<F>(avx2_decode::<F>, false), &columns);
+                }
+                Isa::AvxVnni(_) => {
+                    let decode = if gathers { avxvnni_decode::<F> } else { avx2_decode::<F> };
+                    avxvnni_product::<<F as Coded>::Class>(&w_rows, &Decoder::of::<F>(decode, true), &columns);
+                }
+                _ => {
+                    let decode = if gathers { avx512_decode::<F, true> } else { avx512_decode::<F, false> };
+                    avx512_product::<<F as Coded>::Class>(&w_rows, &Decoder::of::<F>(decode, true), &columns);
+                }
             }
         }
     }, float => unreachable!());
     true
+}
+
+/// The product with float weights, if `isa` has vector paths and rows are whole sets of lanes; otherwise false, and nothing is
+/// done.
+///
+/// The caller has checked that `rows` are rows of `w`, that `x` is whole columns, and that `out` holds all results.
+pub(crate) fn float_product(isa: Isa, w: &Matrix<'_>, rows: Range<usize>, x: &[f32], out: &Out<'_>) -> bool {
+    if isa == Isa::Scalar || !w.k().is_multiple_of(crate::lanes::LANES) {
+        return false;
+    }
+    let cols = x.len() / w.k();
+    let (x, w_rows) = (x.as_ptr(), Rows::of(w, rows, out));
+    // SAFETY: the value of `isa` proves the features; the shapes are the caller's.
+    unsafe {
+        match (isa, w.format()) {
+            (Isa::Avx512(_), Format::F32) => avx512_floats::<F32>(&w_rows, x, cols),
+            (Isa::Avx512(_), Format::F16) => avx512_floats::<F16>(&w_rows, x, cols),
+            (Isa::Avx512(_), _) => avx512_floats::<Bf16>(&w_rows, x, cols),
+            (_, Format::F32) => avx2_floats::<F32>(&w_rows, x, cols),
+            (_, Format::F16) => avx2_floats::<F16>(&w_rows, x, cols),
+            _ => avx2_floats::<Bf16>(&w_rows, x, cols),
+        }
+    }
+    true
+}
+
+#[target_feature(enable = "avx2,fma,f16c,bmi2")]
+unsafe fn avx2_floats<W: Weight>(w: &Rows, x: *const f32, cols: usize) {
+    floats::product::<Avx2, W, 3>(w, x, cols)
+}
+
+#[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn avx512_floats<W: Weight>(w: &Rows, x: *const f32, cols: usize) {
+    floats::product::<Avx512<false>, W, 6>(w, x, cols)
 }
 
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
@@ -105,20 +156,39 @@ unsafe fn avx2_decode<F: Coded>(
     chunk::decode::<Avx2, F>(from, row_bytes, rows, terms, to)
 }
 
-#[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn avx512_decode<F: Coded>(
+#[target_feature(enable = "avx2,fma,f16c,bmi2,avxvnni")]
+unsafe fn avxvnni_decode<F: Coded>(
     from: *const u8,
     row_bytes: usize,
     rows: usize,
     terms: usize,
     to: *mut Chunk,
 ) {
-    chunk::decode::<Avx512, F>(from, row_bytes, rows, terms, to)
+    chunk::decode::<AvxVnni, F>(from, row_bytes, rows, terms, to)
 }
+
+#[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn avx512_decode<F: Coded, const GATHERS: bool>(
+    from: *const u8,
+    row_bytes: usize,
+    rows: usize,
+    terms: usize,
+    to: *mut Chunk,
+) {
+    chunk::decode::<Avx512<GATHERS>, F>(from, row_bytes, rows, terms, to)
+}
+
+// From how many columns on a lane is better a column than a row: measured.
+const AVX2_MANY: usize = 8;
+const AVXVNNI_MANY: usize = 6;
+const AVX512_MANY: usize = 8;
+const _: () = assert!(AVX2_MANY >= WIDE_FROM && AVXVNNI_MANY >= WIDE_FROM && AVX512_MANY >= WIDE_FROM);
+const _: () =
+    assert!(AVX2_MANY <= few::FEW + 1 && AVXVNNI_MANY <= few::FEW + 1 && AVX512_MANY <= few::FEW + 1);
 
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
 unsafe fn avx2_product<K: Class>(w: &Rows, format: &Decoder, x: &Columns) {
-    if x.cols < WIDE_FROM {
+    if x.cols < AVX2_MANY {
         few::few::<Avx2, K>(w, format, x)
     } else {
         many::many::<Avx2, K, 4>(w, format, x)
@@ -127,7 +197,7 @@ unsafe fn avx2_product<K: Class>(w: &Rows, format: &Decoder, x: &Columns) {
 
 #[target_feature(enable = "avx2,fma,f16c,bmi2,avxvnni")]
 unsafe fn avxvnni_product<K: Class>(w: &Rows, format: &Decoder, x: &Columns) {
-    if x.cols < WIDE_FROM {
+    if x.cols < AVXVNNI_MANY {
         few::few::<AvxVnni, K>(w, format, x)
     } else {
         many::many::<AvxVnni, K, 4>(w, format, x)
@@ -136,9 +206,116 @@ unsafe fn avxvnni_product<K: Class>(w: &Rows, format: &Decoder, x: &Columns) {
 
 #[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn avx512_product<K: Class>(w: &Rows, format: &Decoder, x: &Columns) {
-    if x.cols < WIDE_FROM {
-        few::few::<Avx512, K>(w, format, x)
+    if x.cols < AVX512_MANY {
+        few::few::<Avx512<false>, K>(w, format, x)
     } else {
-        many::many::<Avx512, K, 8>(w, format, x)
+        many::many::<Avx512<false>, K, 8>(w, format, x)
+    }
+}
+
+/// Whether gathering from small tables is fast: on Intel's processors without the flaw whose mitigation makes it slow, which
+/// are about those with AVX-VNNI; AMD's assemble a vector from loads faster.
+fn gathers() -> bool {
+    use std::sync::OnceLock;
+    static GATHERS: OnceLock<bool> = OnceLock::new();
+    *GATHERS.get_or_init(|| {
+        let vendor = std::arch::x86_64::__cpuid(0);
+        let intel = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel";
+        intel && is_x86_feature_detected!("avxvnni")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::{Minimum, Term};
+    use crate::formats::with_block_format;
+    use chunk::{Sub, TERMS};
+
+    type Decode = unsafe fn(*const u8, usize, usize, usize, *mut Chunk);
+
+    /// All decoders of a format that this processor can run, also those that [`gathers`] doesn't choose.
+    fn decoders<F: Coded>() -> Vec<(&'static str, Decode)> {
+        let mut all: Vec<(&'static str, Decode)> = Vec::new();
+        for isa in Isa::available() {
+            match isa {
+                Isa::Scalar => {}
+                Isa::Avx2(_) => all.push(("avx2", avx2_decode::<F>)),
+                Isa::AvxVnni(_) => all.push(("avxvnni", avxvnni_decode::<F>)),
+                Isa::Avx512(_) => {
+                    all.push(("avx512", avx512_decode::<F, false>));
+                    all.push(("avx512, gathering", avx512_decode::<F, true>));
+                }
+            }
+        }
+        all
+    }
+
+    fn same(a: f32, b: f32) -> bool {
+        a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+    }
+
+    /// What row `row` of a chunk says of block `t`, as a term.
+    fn term_of<F: Coded>(chunk: &Chunk, row: usize, t: usize) -> Term {
+        let class = <F::Class as Class>::SUB;
+        let float = t * 32 / F::LEN;
+        let per_half = |a: &[[f32; 16]; 16]| [a[2 * t][row], a[2 * t + 1][row]];
+        let integers = |a: &[[f32; 16]; 16]| match class {
+            Sub::Half => per_half(a).map(|v| v as i32),
+            _ => [a[t][row] as i32; 2],
+        };
+        let minimum = F::MINIMUM != Minimum::None;
+        Term {
+            w: std::array::from_fn(|i| (i32::from(chunk.codes[row][32 * t + i]) - F::OFFSET as i32) as i8),
+            s: if matches!(class, Sub::Block | Sub::Half) { integers(&chunk.s) } else { [1; 2] },
+            d: if F::SPLIT { per_half(&chunk.d) } else { [chunk.d[float][row]; 2] },
+            m: match F::MINIMUM {
+                Minimum::None => [0; 2],
+                Minimum::Added => [1; 2],
+                Minimum::Subtracted => integers(&chunk.m),
+            },
+            d_min: if minimum { chunk.d_min[float][row] } else { 0.0 },
+        }
+    }
+
+    fn check<F: Coded>(format: Format) {
+        let mut state = 1u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        for terms in (1..=TERMS).filter(|terms| (terms * 32).is_multiple_of(F::LEN)) {
+            let row_bytes = terms * 32 / F::LEN * F::BYTES;
+            for rows in [1, 7, 8] {
+                let bytes: Vec<u8> = (0..rows * row_bytes).map(|_| next()).collect();
+                for (name, decode) in decoders::<F>() {
+                    let mut chunk = Box::<Chunk>::new_uninit();
+                    // SAFETY: zeros are a chunk; the bytes are `rows` rows of `terms` blocks, and the path is available.
+                    let chunk = unsafe {
+                        chunk.as_mut_ptr().write_bytes(0, 1);
+                        decode(bytes.as_ptr(), row_bytes, rows, terms, chunk.as_mut_ptr());
+                        chunk.assume_init()
+                    };
+                    for (row, t) in (0..rows).flat_map(|row| (0..terms).map(move |t| (row, t))) {
+                        let block = &bytes[row * row_bytes + t * 32 / F::LEN * F::BYTES..][..F::BYTES];
+                        let (got, want) = (term_of::<F>(&chunk, row, t), F::term(block, t % (F::LEN / 32)));
+                        let floats = |t: &Term| [t.d[0], t.d[1], t.d_min];
+                        let alike = floats(&got).iter().zip(floats(&want)).all(|(&a, b)| same(a, b));
+                        assert!(
+                            alike && (got.w, got.s, got.m) == (want.w, want.s, want.m),
+                            "{format} {name}, row {row}, block {t} of {terms}:\n{got:?}, not\n{want:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Oracle: the formats' terms, on random chunks of every length.
+    #[test]
+    fn decoders_agree_with_the_terms() {
+        for format in Format::ALL {
+            with_block_format!(format, F => check::<F>(format), float => {});
+        }
     }
 }

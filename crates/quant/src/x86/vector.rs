@@ -20,12 +20,16 @@ pub(super) trait Vector: Copy {
     const LANES: usize;
     /// Blocks of 32 bytes.
     const BLOCKS: usize = Self::LANES / 8;
+    /// Whether table look-ups are better gathered than assembled from loads.
+    const GATHERS: bool;
     /// Whether [`Vector::dot`] takes codes above 128. Otherwise wide codes go through [`Vector::dot_wide`].
     const TAKES_WIDE: bool;
     /// Integers or bytes.
     type I: Copy;
     /// Floats.
     type F: Copy;
+    /// `LANES / 2` indices.
+    type Indices: Copy;
     /// The vector of one block.
     type Block: Vector<I = __m256i>;
 
@@ -45,8 +49,20 @@ pub(super) trait Vector: Copy {
     unsafe fn load_pairs(p: *const u64) -> [Self::I; 2];
     /// The f16 in the low half of every lane, widened.
     unsafe fn halves(v: Self::I) -> Self::F;
+    /// Reads `LANES` f16 and widens them.
+    unsafe fn load_halves(p: *const u16) -> Self::F;
+    /// Reads `LANES` u16 and widens them.
+    unsafe fn load_words(p: *const u16) -> Self::I;
     /// Reads `LANES` bytes and widens them.
     unsafe fn load_bytes(p: *const u8) -> Self::I;
+
+    /// Adds the eight floats at `from` to those at `to`, or to zeros if these are `fresh`.
+    #[inline(always)]
+    unsafe fn add_8(to: *mut f32, from: *const f32, fresh: bool) {
+        use std::arch::x86_64::*;
+        let before = if fresh { _mm256_setzero_ps() } else { _mm256_loadu_ps(to) };
+        _mm256_storeu_ps(to, _mm256_add_ps(before, _mm256_loadu_ps(from)));
+    }
 
     /// Sum by lanes.
     unsafe fn add(a: Self::I, b: Self::I) -> Self::I;
@@ -81,6 +97,8 @@ pub(super) trait Vector: Copy {
     unsafe fn reduce_halves(v: &impl Lanes<Self::I>) -> [[Self::I; 2]; 2];
     /// The same over each block.
     unsafe fn reduce(v: &impl Lanes<Self::I>) -> [Self::I; 2];
+    /// From one vector for each lane of the result: the sums of its lanes, folded by halves of the vector, then of the halves.
+    unsafe fn fold(v: &impl Lanes<Self::F>) -> Self::F;
     /// Transposes the `LANES` x `LANES` floats at `p` in place.
     unsafe fn transpose(p: *mut f32);
 
@@ -111,6 +129,24 @@ pub(super) trait Vector: Copy {
     unsafe fn field(v: Self::I, first: usize, step: usize, to: usize) -> Self::I;
     /// The first `LANES / 2` of `words`.
     unsafe fn from_qwords(words: [u64; 8]) -> Self::I;
+    /// `table[i]` for every lane; reads four bytes each.
+    unsafe fn gather(table: *const u32, i: Self::I) -> Self::I;
+    /// `table[i]` for every index; reads eight bytes each.
+    unsafe fn gather_qwords(table: *const u64, i: Self::Indices) -> Self::I;
+    /// `LANES / 2` bytes.
+    unsafe fn indices_of_bytes(p: *const u8) -> Self::Indices;
+    /// The lower four of each eight bytes, `LANES` in all.
+    unsafe fn indices_of_low_bytes(p: *const u8) -> Self::Indices;
+    /// The low `bits` bits of `LANES / 2` little-endian u16.
+    unsafe fn indices_of_words(p: *const u8, bits: u32) -> Self::Indices;
+    /// Adds to each index, times 256, `bits` bits of `fields`: those from `width` times its number on.
+    unsafe fn add_high(i: Self::Indices, fields: u32, width: u32, bits: u32) -> Self::Indices;
+    /// `value` in the lanes whose bit of `bits` is set, zero in the others.
+    unsafe fn lanes_of_bits(bits: u32, value: i32) -> Self::I;
+    /// Sum by bytes.
+    unsafe fn add_bytes(a: Self::I, b: Self::I) -> Self::I;
+    /// Difference by bytes.
+    unsafe fn sub_bytes(a: Self::I, b: Self::I) -> Self::I;
     /// `value` in the bytes whose bit of `bits` is set (bit 0 is byte 0), zero in the others.
     unsafe fn bytes_of_bits(bits: u64, value: u8) -> Self::I;
     /// `twice - byte` in the bytes whose bit of `bits` is set, `v` in the others.

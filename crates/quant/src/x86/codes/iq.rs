@@ -66,6 +66,15 @@ const TWICE: u8 = 128;
 /// One in every byte.
 const ONES: u64 = 0x0101_0101_0101_0101;
 
+/// The same index, behind a wall that keeps the compiler from computing several in a vector, only to take it apart again for the
+/// loads.
+#[inline(always)]
+fn alone(mut i: usize) -> usize {
+    // SAFETY: no instruction at all.
+    unsafe { std::arch::asm!("/* {0} */", inout(reg) i, options(pure, nomem, nostack, preserves_flags)) };
+    i
+}
+
 /// Two grid rows of four.
 #[inline(always)]
 fn pair(low: &u32, high: &u32) -> u64 {
@@ -115,7 +124,11 @@ impl Coded for Iq2Xxs {
     #[inline(always)]
     unsafe fn codes<V: Vector>(chunk: *const u8, step: usize) -> V::I {
         let p = chunk.add(2 + step * V::BLOCKS * 8);
-        let grid = qwords!(I => *IQ2_XXS.get_unchecked(byte(p, I / 4 * 8 + I % 4)));
+        let grid = if V::GATHERS {
+            V::gather_qwords(IQ2_XXS.as_ptr(), V::indices_of_low_bytes(p))
+        } else {
+            qwords!(I => *IQ2_XXS.get_unchecked(byte(p, I / 4 * 8 + I % 4)))
+        };
         V::reflect(grid, even_signs(sign_fields::<V>(p.add(4), 8)), TWICE)
     }
     #[inline(always)]
@@ -134,7 +147,11 @@ impl Coded for Iq2Xs {
     #[inline(always)]
     unsafe fn codes<V: Vector>(chunk: *const u8, step: usize) -> V::I {
         let p = chunk.add(2 + step * V::BLOCKS * 8);
-        let grid = qwords!(I => *IQ2_XS.get_unchecked(usize::from(word(p, 2 * I)) & 511));
+        let grid = if V::GATHERS {
+            V::gather_qwords(IQ2_XS.as_ptr(), V::indices_of_words(p, 9))
+        } else {
+            qwords!(I => *IQ2_XS.get_unchecked(usize::from(word(p, 2 * I)) & 511))
+        };
         let signs = |at| gather_bits(qword(p, at), 0xfe00_fe00_fe00_fe00);
         let fields = if V::BLOCKS == 2 { signs(0) | signs(8) << 28 } else { signs(0) };
         V::reflect(grid, even_signs(fields), TWICE)
@@ -156,7 +173,11 @@ impl Coded for Iq2S {
         let t = step * V::BLOCKS;
         let low = chunk.add(2 + 4 * t);
         let high = usize::from(word(chunk, 66 + t));
-        let grid = qwords!(I => *IQ2_S.get_unchecked(byte(low, I) | (high >> (2 * I) & 3) << 8));
+        let grid = if V::GATHERS {
+            V::gather_qwords(IQ2_S.as_ptr(), V::add_high(V::indices_of_bytes(low), high as u32, 2, 2))
+        } else {
+            qwords!(I => *IQ2_S.get_unchecked(byte(low, I) | (high >> (2 * I) & 3) << 8))
+        };
         V::reflect(grid, whole_signs::<V>(chunk.add(34 + 4 * t)), TWICE)
     }
     #[inline(always)]
@@ -175,7 +196,11 @@ impl Coded for Iq3Xxs {
     unsafe fn codes<V: Vector>(chunk: *const u8, step: usize) -> V::I {
         let t = step * V::BLOCKS;
         let p = chunk.add(2 + 8 * t);
-        let grid = qwords!(I => pair(IQ3_XXS.get_unchecked(byte(p, 2 * I)), IQ3_XXS.get_unchecked(byte(p, 2 * I + 1))));
+        let grid = if V::GATHERS {
+            V::gather(IQ3_XXS.as_ptr(), V::load_bytes(p))
+        } else {
+            qwords!(I => pair(IQ3_XXS.get_unchecked(byte(p, 2 * I)), IQ3_XXS.get_unchecked(byte(p, 2 * I + 1))))
+        };
         V::reflect(grid, even_signs(sign_fields::<V>(chunk.add(66 + 4 * t), 4)), TWICE)
     }
     #[inline(always)]
@@ -195,10 +220,14 @@ impl Coded for Iq3S {
         let t = step * V::BLOCKS;
         let low = chunk.add(2 + 8 * t);
         let high = usize::from(word(chunk, 66 + t));
-        let grid = qwords!(I => pair(
-            IQ3_S.get_unchecked(byte(low, 2 * I) | (high >> (2 * I) & 1) << 8),
-            IQ3_S.get_unchecked(byte(low, 2 * I + 1) | (high >> (2 * I + 1) & 1) << 8),
-        ));
+        let grid = if V::GATHERS {
+            V::gather(IQ3_S.as_ptr(), V::or(V::load_bytes(low), V::lanes_of_bits(high as u32, 256)))
+        } else {
+            qwords!(I => pair(
+                IQ3_S.get_unchecked(alone(byte(low, 2 * I) | (high >> (2 * I) & 1) << 8)),
+                IQ3_S.get_unchecked(alone(byte(low, 2 * I + 1) | (high >> (2 * I + 1) & 1) << 8)),
+            ))
+        };
         V::reflect(grid, whole_signs::<V>(chunk.add(74 + 4 * t)), TWICE)
     }
     #[inline(always)]
@@ -223,9 +252,16 @@ impl Coded for Iq1S {
     unsafe fn codes<V: Vector>(chunk: *const u8, step: usize) -> V::I {
         let t = step * V::BLOCKS;
         let (low, high) = (chunk.add(2 + 4 * t), chunk.add(34 + 2 * t));
+        if V::GATHERS {
+            let high = if V::BLOCKS == 2 { dword(high, 0) } else { u32::from(word(high, 0)) };
+            let grid = V::gather_qwords(IQ1.as_ptr(), V::add_high(V::indices_of_bytes(low), high, 3, 3));
+            let negative =
+                (u64::from(high >> 15 & 1) * 0xffff_ffff) | (u64::from(high >> 31) * (0xffff_ffff << 32));
+            return V::sub_bytes(V::add_bytes(grid, V::splat_byte(1)), V::bytes_of_bits(negative, 2));
+        }
         qwords!(I => {
             let high = usize::from(word(high, I / 4 * 2));
-            let codes = *IQ1.get_unchecked(byte(low, I) | (high >> (I % 4 * 3) & 7) << 8);
+            let codes = *IQ1.get_unchecked(alone(byte(low, I) | (high >> (I % 4 * 3) & 7) << 8));
             shifted(codes, high >> 15)
         })
     }
@@ -248,9 +284,15 @@ impl Coded for Iq1M {
         let low = chunk.add(4 * t);
         let high = if V::BLOCKS == 2 { dword(chunk, 32 + 2 * t) } else { u32::from(word(chunk, 32 + 2 * t)) }
             as usize;
+        if V::GATHERS {
+            let high = high as u32;
+            let grid = V::gather_qwords(IQ1.as_ptr(), V::add_high(V::indices_of_bytes(low), high, 4, 3));
+            let negative = spread(gather_bits(u64::from(high), 0x8888_8888), 1) * 0xff;
+            return V::sub_bytes(V::add_bytes(grid, V::splat_byte(1)), V::bytes_of_bits(negative, 2));
+        }
         qwords!(I => {
             let high = high >> (4 * I) & 15;
-            shifted(*IQ1.get_unchecked(byte(low, I) | (high & 7) << 8), high >> 3)
+            shifted(*IQ1.get_unchecked(alone(byte(low, I) | (high & 7) << 8)), high >> 3)
         })
     }
     #[inline(always)]
