@@ -274,6 +274,7 @@ impl Engine {
             let why = if self.model.mtp.is_some() { "it was not asked for" } else { "the file has none" };
             return Err(EngineError::NoDraft(why.into()));
         }
+        self.sequence(slot).canceller.renew();
         self.machine.backend.begin_step();
         let read = self.read_all(slot, tokens, wants, sink);
         self.machine.backend.end_step();
@@ -292,7 +293,11 @@ impl Engine {
             let mut flight = self.take_off(&[(slot, part)], self.buffers.prompt)?;
             let rest = &tokens[first + part.len()..];
             self.lookup.ahead(&self.model, part, &rest[..rest.len().min(self.spec.window)]);
-            while flight.advance(&self.graph, &mut self.machine)? {}
+            while flight.advance(&self.graph, &mut self.machine)? {
+                if self.sequence(slot).canceller.is_cancelled() {
+                    return Err(EngineError::Cancelled);
+                }
+            }
             let rows: Vec<u32> = match wants {
                 Wants::All => (0..part.len() as u32).collect(),
                 Wants::Last if first + part.len() == tokens.len() => vec![part.len() as u32 - 1],

@@ -32,8 +32,8 @@ pub enum EngineError {
     /// A configuration value can't be used.
     #[error("{0}")]
     Config(String),
-    /// Loading was given up.
-    #[error("loading was cancelled")]
+    /// The caller gave up.
+    #[error("cancelled")]
     Cancelled,
     /// No tokens were given.
     #[error("the prompt is empty: there is nothing to continue from")]
