@@ -5,7 +5,7 @@
 //! median says more about them: look at the fastest.
 
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use divan::Bencher;
 use strata_topology::{Pool, Topology};
@@ -21,15 +21,40 @@ fn pool(threads: usize) -> Pool {
 }
 
 /// One region with a task per thread that does nothing, in a step.
-#[divan::bench(args = THREADS, sample_count = 200, sample_size = 200)]
+#[divan::bench(args = THREADS, sample_count = 2000, sample_size = 20)]
 fn empty_region_hot(bencher: Bencher, threads: usize) {
     let pool = pool(threads);
     let _step = pool.step();
     bencher.bench_local(|| pool.run(threads, &|task, worker| _ = black_box((task, worker))));
 }
 
+/// One region with a task per thread that waits for all the others, in a step: the time until the last worker is there.
+#[divan::bench(args = THREADS, sample_count = 2000, sample_size = 20)]
+fn everyone_there_hot(bencher: Bencher, threads: usize) {
+    let pool = pool(threads);
+    let _step = pool.step();
+    bencher.bench_local(|| everyone_there(&pool));
+}
+
+/// The same outside a step: everybody sleeps and is woken.
+#[divan::bench(args = THREADS, sample_count = 500, sample_size = 4)]
+fn everyone_there_cold(bencher: Bencher, threads: usize) {
+    let pool = pool(threads);
+    bencher.bench_local(|| everyone_there(&pool));
+}
+
+fn everyone_there(pool: &Pool) {
+    let there = AtomicUsize::new(0);
+    pool.run(pool.threads(), &|_, _| {
+        there.fetch_add(1, Ordering::AcqRel);
+        while there.load(Ordering::Acquire) < pool.threads() {
+            std::hint::spin_loop();
+        }
+    });
+}
+
 /// One region of 16 tasks that do nothing, in a step.
-#[divan::bench(args = THREADS, sample_count = 200, sample_size = 200)]
+#[divan::bench(args = THREADS, sample_count = 2000, sample_size = 20)]
 fn empty_region_of_16_hot(bencher: Bencher, threads: usize) {
     let pool = pool(threads);
     let _step = pool.step();
@@ -37,7 +62,7 @@ fn empty_region_of_16_hot(bencher: Bencher, threads: usize) {
 }
 
 /// One region with a task per thread of about 2 us, in a step.
-#[divan::bench(args = THREADS, sample_count = 200, sample_size = 200)]
+#[divan::bench(args = THREADS, sample_count = 2000, sample_size = 20)]
 fn busy_region_hot(bencher: Bencher, threads: usize) {
     let pool = pool(threads);
     let sink = AtomicU64::new(0);
@@ -48,11 +73,4 @@ fn busy_region_hot(bencher: Bencher, threads: usize) {
             sink.fetch_add(sum, Ordering::Relaxed);
         });
     });
-}
-
-/// One region with a task per thread that does nothing, outside a step: everybody sleeps and is woken.
-#[divan::bench(args = THREADS, sample_count = 100, sample_size = 20)]
-fn empty_region_cold(bencher: Bencher, threads: usize) {
-    let pool = pool(threads);
-    bencher.bench_local(|| pool.run(threads, &|task, worker| _ = black_box((task, worker))));
 }

@@ -107,7 +107,7 @@ impl Pool {
     /// # Panics
     /// When a task panics: with the payload of the first that did, after every thread has left the region; tasks not
     /// begun by then are left out. The pool stays usable. Also when called from inside a task or from two threads at
-    /// once, and for 2^31 tasks or more.
+    /// once, and for more than 2^31 - 2 tasks.
     pub fn run(&self, tasks: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         let spin = if self.regions.stepping() { self.spin } else { Duration::ZERO };
         self.regions.run(tasks, f, spin);
