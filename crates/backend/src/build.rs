@@ -21,6 +21,8 @@ pub struct WeightData {
     pub k: usize,
     /// `rows` rows of `format`.
     pub bytes: Bytes,
+    /// What the finished products are multiplied with, in files that scale whole tensors.
+    pub scale: Option<f32>,
 }
 
 /// A backend not yet built: it can say what it would allocate, and then allocate exactly that.

@@ -69,6 +69,8 @@ pub struct ExpertWeights {
     pub up: Format,
     /// Format of the down rows `[D, width]`.
     pub down: Format,
+    /// What the finished gate, up and down products are multiplied with, in files that scale whole tensors: one value per expert.
+    pub scales: [Option<Weight>; 3],
 }
 
 /// The shared expert: section 2.4.

@@ -34,6 +34,8 @@ struct Stage<'a> {
     store: &'a ExpertStore,
     layer: Layer,
     formats: ExpertWeights,
+    /// The gate, up and down products' scales by expert, in files that have them.
+    scales: [Option<&'a [f32]>; 3],
     d: usize,
     moe: MoeShape,
     /// The window's rows, `[rows][D]`.
@@ -67,10 +69,15 @@ impl CpuBackend {
         let team = Team::all(self.crew.pool(), self.isa);
         let [u] = self.buffers.get([(u, rows, d)])?;
         let count = routing.unit_count;
+        let mut scales = [None; 3];
+        for (scale, weight) in scales.iter_mut().zip(formats.scales) {
+            *scale = weight.map(|w| self.weights.vector(w, moe.experts)).transpose()?;
+        }
         let stage = Stage {
             store: &self.store,
             layer,
             formats: *formats,
+            scales,
             d,
             moe,
             u,
@@ -183,7 +190,7 @@ impl Stage<'_> {
         let (d, width) = (self.d, self.moe.width);
         let n = out.len() / d;
         let pinned = self.pin(unit)?;
-        let expert = self.expert(&pinned)?;
+        let expert = self.expert(unit, &pinned)?;
         let gathered = scratch.take(n * d);
         let (gate, up) = (scratch.take(n * width), scratch.take(n * width));
         let input = team.input(self.columns(unit, gathered), d, scratch.acts, &[expert.gate, expert.up]);
@@ -230,7 +237,7 @@ impl Stage<'_> {
         run(pool(work), split, |task, (mut gate, mut up)| {
             let unit = task / cuts;
             let done = self.pin(units.start + unit).and_then(|pinned| {
-                let expert = self.expert(&pinned)?;
+                let expert = self.expert(units.start + unit, &pinned)?;
                 let part = if single { 0 } else { unit };
                 let x = &x[(bounds[part] as usize - base) * d..(bounds[part + 1] as usize - base) * d];
                 let columns = |w: &Matrix<'_>| match w.format().is_float() {
@@ -263,7 +270,7 @@ impl Stage<'_> {
         run(pool(work), Grid::bands(out, d, bounds, split_d), |task, mut out| {
             let unit = task / cuts;
             let done = self.pin(units.start + unit).and_then(|pinned| {
-                let expert = self.expert(&pinned)?;
+                let expert = self.expert(units.start + unit, &pinned)?;
                 let rows = bounds[unit] as usize - base..bounds[unit + 1] as usize - base;
                 let columns = match self.formats.down.is_float() {
                     true => Columns::Float(&x[rows.start * width..rows.end * width]),
@@ -304,16 +311,19 @@ impl Stage<'_> {
         Ok(self.store.pin_current(id)?)
     }
 
-    fn expert<'p>(&self, pinned: &'p Pinned<'_>) -> Result<Expert<'p>, BackendError> {
+    fn expert<'p>(&self, unit: usize, pinned: &'p Pinned<'_>) -> Result<Expert<'p>, BackendError> {
         let (d, width, blob) = (self.d, self.moe.width, pinned.blob());
-        let matrix = |format, bytes, k, rows| {
-            Matrix::new(format, bytes, k, rows)
-                .map_err(|e| failed(format!("an expert of layer {}: {e}", self.layer.0)))
+        let id = self.units[unit] as usize;
+        let matrix = |format, bytes, k, rows, scales: Option<&[f32]>| {
+            let matrix = Matrix::new(format, bytes, k, rows)
+                .map_err(|e| failed(format!("an expert of layer {}: {e}", self.layer.0)))?;
+            Ok::<_, BackendError>(scales.map_or(matrix, |scales| matrix.scaled(scales[id])))
         };
+        let [gate, up, down] = self.scales;
         Ok(Expert {
-            gate: matrix(self.formats.gate, blob.gate, d, width)?,
-            up: matrix(self.formats.up, blob.up, d, width)?,
-            down: matrix(self.formats.down, blob.down, width, d)?,
+            gate: matrix(self.formats.gate, blob.gate, d, width, gate)?,
+            up: matrix(self.formats.up, blob.up, d, width, up)?,
+            down: matrix(self.formats.down, blob.down, width, d, down)?,
         })
     }
 

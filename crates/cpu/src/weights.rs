@@ -121,8 +121,9 @@ fn transpose(w: Matrix<'_>, out: &mut [f32]) {
 }
 
 fn matrix(data: &WeightData) -> Result<Matrix<'_>, BackendError> {
-    Matrix::new(data.format, &data.bytes, data.k, data.rows)
-        .map_err(|e| crate::failed(format!("weight `{}`: {e}", data.name)))
+    let matrix = Matrix::new(data.format, &data.bytes, data.k, data.rows)
+        .map_err(|e| crate::failed(format!("weight `{}`: {e}", data.name)))?;
+    Ok(data.scale.map_or(matrix, |scale| matrix.scaled(scale)))
 }
 
 fn unfit(data: &WeightData, rows: usize, k: usize) -> BackendError {

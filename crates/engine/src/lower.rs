@@ -11,6 +11,7 @@ use strata_backend::{
 use strata_gguf::{Mapping, TensorInfo};
 use strata_model::roles::{self, GateUp};
 use strata_model::{LayerKind, Model, TensorRef};
+use strata_quant::Format;
 use strata_residency::{Bytes, LayerError, LayerSource, Tensor};
 
 use crate::config::EngineConfig;
@@ -161,27 +162,34 @@ struct Lowering<'m> {
 
 impl Lowering<'_> {
     fn weight(&mut self, tensor: &TensorRef) -> Result<Weight, EngineError> {
-        self.unscaled(tensor)?;
-        let bytes = self.bytes(tensor);
+        let bytes = self.bytes(tensor.index);
         let name = self.model.gguf.tensors()[tensor.index].name.clone();
         let TensorRef { format, rows, k, .. } = *tensor;
-        self.weights.push(WeightData { name, format, rows, k, bytes });
+        let scale = tensor.scale.map(|scale| self.scale(scale)).transpose()?;
+        self.weights.push(WeightData { name, format, rows, k, bytes, scale });
         Ok(Weight(self.weights.len() as u32 - 1))
     }
 
-    fn bytes(&self, tensor: &TensorRef) -> Bytes {
-        let tensor = self.model.gguf.tensors()[tensor.index].clone();
-        Bytes::new(Arc::new(Mapped { mapping: Arc::clone(&self.mapping), tensor }))
+    /// The scale of a whole tensor.
+    fn scale(&self, index: usize) -> Result<f32, EngineError> {
+        let mut bytes = [0; 4];
+        self.model.gguf.read_at(&self.model.gguf.tensors()[index], 0, &mut bytes)?;
+        Ok(f32::from_le_bytes(bytes))
     }
 
-    /// A scale that is left out would silently change every answer.
-    fn unscaled(&self, tensor: &TensorRef) -> Result<(), EngineError> {
-        let Some(scale) = tensor.scale else { return Ok(()) };
-        let name = &self.model.gguf.tensors()[scale].name;
-        let what = format!(
-            "`{name}` scales a whole tensor, which can't be applied yet: use a file without such scales"
-        );
-        Err(EngineError::Config(format!("{}: {what}", self.model.gguf.path().display())))
+    /// The scales of a tensor's experts, as a vector.
+    fn scales(&mut self, tensor: &TensorRef) -> Option<Weight> {
+        let index = tensor.scale?;
+        let name = self.model.gguf.tensors()[index].name.clone();
+        let bytes = self.bytes(index);
+        let k = tensor.experts;
+        self.weights.push(WeightData { name, format: Format::F32, rows: 1, k, bytes, scale: None });
+        Some(Weight(self.weights.len() as u32 - 1))
+    }
+
+    fn bytes(&self, index: usize) -> Bytes {
+        let tensor = self.model.gguf.tensors()[index].clone();
+        Bytes::new(Arc::new(Mapped { mapping: Arc::clone(&self.mapping), tensor }))
     }
 
     fn mixer(&mut self, mixer: &roles::Mixer) -> Result<MixerWeights, EngineError> {
@@ -269,25 +277,22 @@ impl Lowering<'_> {
 
     fn routed(&mut self, layer: u16, moe: &roles::Moe) -> Result<ExpertWeights, EngineError> {
         let count = self.model.hyper.moe.experts as u16;
-        let down = self.bytes(&moe.down);
-        self.unscaled(&moe.down)?;
-        let (source, formats, tensors) = match &moe.gate_up {
+        let down = self.bytes(moe.down.index);
+        let (source, gate, up) = match &moe.gate_up {
             GateUp::Split { gate, up } => {
-                self.unscaled(gate)?;
-                self.unscaled(up)?;
-                let source = LayerSource::split(count, self.bytes(gate), self.bytes(up), down);
-                (source, [gate.format, up.format], [gate.index, up.index])
+                (LayerSource::split(count, self.bytes(gate.index), self.bytes(up.index), down), gate, up)
             }
-            GateUp::Fused(both) => {
-                self.unscaled(both)?;
-                let source = LayerSource::fused(count, self.bytes(both), down);
-                (source, [both.format; 2], [both.index; 2])
-            }
+            GateUp::Fused(both) => (LayerSource::fused(count, self.bytes(both.index), down), both, both),
         };
         let at = |error: LayerError| EngineError::Config(format!("layer {layer}: {error}"));
-        let tensors = ExpertTensors { gate: tensors[0], up: tensors[1], down: moe.down.index };
+        let tensors = ExpertTensors { gate: gate.index, up: up.index, down: moe.down.index };
         self.experts.push((layer, source.map_err(at)?, tensors));
-        Ok(ExpertWeights { gate: formats[0], up: formats[1], down: moe.down.format })
+        Ok(ExpertWeights {
+            gate: gate.format,
+            up: up.format,
+            down: moe.down.format,
+            scales: [self.scales(gate), self.scales(up), self.scales(&moe.down)],
+        })
     }
 
     fn draft(

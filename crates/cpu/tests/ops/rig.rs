@@ -169,7 +169,7 @@ impl Maker {
     fn add(&mut self, format: Format, n: usize, k: usize, scale: f32, offset: f32) -> Weight {
         let (bytes, values) = matrix(&mut self.random, format, n, k, scale, offset);
         let name = format!("w{}", self.list.len());
-        self.list.push(WeightData { name, format, rows: n, k, bytes: bytes.into() });
+        self.list.push(WeightData { name, format, rows: n, k, bytes: bytes.into(), scale: None });
         self.values.push(rows(&values, k));
         Weight(self.list.len() as u32 - 1)
     }
@@ -345,7 +345,7 @@ impl Rig {
             cpu.build(spec, described, arena, weights, store).unwrap()
         });
         let [gate, up, down] = formats;
-        let experts = ExpertWeights { gate, up, down };
+        let experts = ExpertWeights { gate, up, down, scales: [None; 3] };
         Rig {
             spec,
             backend,
