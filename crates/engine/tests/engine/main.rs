@@ -1,5 +1,7 @@
 //! The engine over the CPU backend, against golden vectors and against itself.
 
+mod chat;
+mod eval;
 mod exactness;
 mod golden;
 mod rig;

@@ -1,0 +1,402 @@
+//! The command line as typed values.
+//!
+//! Owns the flags, their help and nothing else: what a value means once the configuration file and the environment
+//! have had their say is [`crate::config`]'s business. Every flag that can also stand in the file turns into a field
+//! of [`Settings`].
+
+use std::path::PathBuf;
+
+use clap::{Args as Flags, Parser, Subcommand, ValueEnum};
+
+use crate::config::{Bias, Level, Settings, Switch};
+use strata_backend::KvFormat;
+use strata_engine::ExpertHome;
+
+const AFTER: &str = "\
+Configuration: every setting that has a flag with a long name --some-name can also be the key some_name of the
+configuration file, or the variable STRATA_SOME_NAME. Flags win over variables, variables over the file. The file is
+the one that --config or STRATA_CONFIG names, or else strata/config.toml in $XDG_CONFIG_HOME (~/.config).
+
+Exit codes: 0 done, 1 failed, 2 wrong flags or configuration, 74 a model file changed while it was in use,
+130 interrupted.";
+
+/// Runs mixture-of-experts language models that don't fit the graphics card.
+#[derive(Debug, Parser)]
+#[command(name = "strata", version, after_help = AFTER, max_term_width = 110)]
+pub struct Args {
+    #[command(flatten)]
+    pub common: CommonFlags,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags that every command has.
+#[derive(Debug, Flags)]
+pub struct CommonFlags {
+    /// Configuration file to read instead of the usual one
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Common")]
+    pub config: Option<PathBuf>,
+    /// What to log on standard error [default: warn]
+    #[arg(long, global = true, value_name = "LEVEL", help_heading = "Common")]
+    pub log: Option<Level>,
+    /// No progress bar, no speeds: nothing on standard error but warnings and errors
+    #[arg(long, short, global = true, help_heading = "Common")]
+    pub quiet: bool,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Answer a prompt, or chat when none is given
+    #[command(after_help = "\
+Examples:
+  strata run models/pebble.gguf                                    a chat; /help inside
+  strata run models/pebble.gguf \"What is the capital of Italy?\"    one answer
+  strata run models/pebble.gguf --raw -n 40 \"The sea is\"           a text continued
+  git diff | strata run model.gguf --system \"Review this.\" -       the prompt from a pipe")]
+    Run(RunArgs),
+    /// Write the logits of every token of a sequence to a .npy file
+    #[command(after_help = "\
+Examples:
+  strata logits models/pebble.gguf --ids 17,23,29 --out logits.npy
+  strata logits models/pebble.gguf --ids @ids.txt --out draft.npy --mtp
+
+The array is f32 [tokens, vocabulary]; with --mtp [tokens - 1, vocabulary]: row i is the draft block's guess at token
+i + 2, from the trunk's state at token i and token i + 1.")]
+    Logits(LogitsArgs),
+    /// Perplexity of a model on a text; with --against, how far it is from another model
+    #[command(after_help = "\
+Examples:
+  strata eval models/pebble.gguf book.txt
+  strata eval model-iq3_xxs.gguf book.txt --against model-bf16.gguf --windows 40 --json
+
+The text is cut into windows of --context tokens. Each starts from an empty state, with no token put in front; of N
+tokens the logits at N/2 to N-2 score the tokens N/2+1 to N-1. What is left over at the end is not used.
+Kullback-Leibler divergence is that of MODEL from the model given with --against: the sum of q * ln(q / p), where q
+is the other model's distribution.")]
+    Eval(EvalArgs),
+    /// Measure how fast prompts are read and tokens are made
+    #[command(after_help = "\
+Examples:
+  strata bench models/pebble.gguf
+  strata bench model.gguf --prompt 128,512,4096 --gen 64 --threads 8 --reps 7 --json
+
+Tokens are arbitrary but the same every time. After a round to warm up, the median of the repetitions is reported,
+with the slowest and the fastest.")]
+    Bench(BenchArgs),
+    /// Show what is inside a GGUF file
+    #[command(after_help = "\
+Examples:
+  strata inspect models/pebble.gguf
+  strata inspect model-00002-of-00003.gguf --tensors       any one of several shards
+
+Only headers are read, whatever the file's size.")]
+    Inspect(InspectArgs),
+    /// Show what would be put where in memory, before anything is allocated
+    #[command(after_help = "\
+Example:
+  strata plan model.gguf --context 65536 --kv f16")]
+    Plan(PlanArgs),
+    /// Make a model with random weights, to try a machine before a long download
+    #[command(after_help = "\
+Examples:
+  strata synth --geometry tiny --formats f32 tiny.gguf
+  strata synth --geometry flash-next --formats ud-iq3_xxs --ngram-rows 2000000 --split 20G flash.gguf
+  strata synth --geometry flash-next --formats q2_0 --router-skew 0.8 --mtp --seed 7 skewed.gguf
+
+The same flags and seed make the same file. Activations stay in a sane range, but what such a model says means nothing.
+Routers use all experts alike unless --router-skew lets their use follow Zipf's law with slowly drifting topics.")]
+    Synth(SynthArgs),
+}
+
+/// A model and how to run it.
+#[derive(Debug, Flags)]
+pub struct EngineFlags {
+    /// Threads that compute [default: one per physical core]
+    #[arg(long, value_name = "N", help_heading = "Engine")]
+    pub threads: Option<usize>,
+    /// Tokens of a prompt read together [default: at most 512]
+    #[arg(long, value_name = "N", help_heading = "Engine")]
+    pub window: Option<usize>,
+    /// How keys and values are stored: f32 or f16 [default: f16]
+    #[arg(long, value_name = "FORMAT", value_parser = crate::config::kv_format, help_heading = "Engine")]
+    pub kv: Option<KvFormat>,
+    /// Where routed experts live: mapped (read in place from the file) or heap (copied at start) [default: mapped]
+    #[arg(long, value_name = "HOME", value_parser = crate::config::expert_home, help_heading = "Engine")]
+    pub experts: Option<ExpertHome>,
+    /// Instructions to compute with: scalar, avx2, avxvnni or avx512; all give the same bits [default: the fastest]
+    #[arg(long, value_name = "NAME", help_heading = "Engine")]
+    pub isa: Option<String>,
+}
+
+/// How long sequences may become.
+#[derive(Debug, Flags)]
+pub struct ContextFlag {
+    /// Tokens that a conversation may have [default: what the model allows, at most 16384]
+    #[arg(long, value_name = "N", help_heading = "Engine")]
+    pub context: Option<usize>,
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Flags)]
+pub struct SamplingFlags {
+    /// Always take the most probable token
+    #[arg(long, help_heading = "Sampling")]
+    pub greedy: bool,
+    /// Flattens (above 1) or sharpens (below 1) the distribution; 0 is --greedy
+    #[arg(long, value_name = "X", conflicts_with = "greedy", help_heading = "Sampling")]
+    pub temperature: Option<f32>,
+    /// Only the K most probable tokens; 0 for all
+    #[arg(long, value_name = "K", help_heading = "Sampling")]
+    pub top_k: Option<usize>,
+    /// Only the most probable tokens that together reach this probability
+    #[arg(long, value_name = "P", help_heading = "Sampling")]
+    pub top_p: Option<f32>,
+    /// Only tokens at least this probable relative to the most probable one
+    #[arg(long, value_name = "P", help_heading = "Sampling")]
+    pub min_p: Option<f32>,
+    /// Weakens tokens that occurred before, above 1
+    #[arg(long, value_name = "X", help_heading = "Sampling")]
+    pub repetition_penalty: Option<f32>,
+    /// Subtracted from the logits of tokens that the answer has
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Sampling")]
+    pub presence_penalty: Option<f32>,
+    /// Subtracted from the logits of tokens that the answer has, for each occurrence
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Sampling")]
+    pub frequency_penalty: Option<f32>,
+    /// Added to the logits of single tokens, e.g. 17=-inf,23=1.5; may be repeated
+    #[arg(long, value_name = "ID=X", value_delimiter = ',', help_heading = "Sampling")]
+    pub logit_bias: Vec<Bias>,
+    /// The same seed gives the same answer [default: another one every time]
+    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    pub seed: Option<u64>,
+}
+
+/// `strata run`.
+#[derive(Debug, Flags)]
+pub struct RunArgs {
+    /// Model file (any one shard of a split model)
+    pub model: PathBuf,
+    /// What to answer; `-` reads standard input; a chat when left out
+    pub prompt: Option<String>,
+    /// Continue the prompt as it is, without the model's chat template
+    #[arg(long, requires = "prompt", conflicts_with_all = ["system", "think"])]
+    pub raw: bool,
+    /// System message: what the model should know or be before it answers
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Whether the model thinks before it answers [default: as its chat template does]
+    #[arg(long, value_name = "on|off")]
+    pub think: Option<Switch>,
+    /// Tokens of an answer at most [default: until the context is full]
+    #[arg(long, short = 'n', value_name = "N")]
+    pub max_tokens: Option<usize>,
+    /// Print one JSON object when the answer is complete
+    #[arg(long, requires = "prompt")]
+    pub json: bool,
+    #[command(flatten)]
+    pub sampling: SamplingFlags,
+    #[command(flatten)]
+    pub context: ContextFlag,
+    #[command(flatten)]
+    pub engine: EngineFlags,
+}
+
+/// `strata logits`.
+#[derive(Debug, Flags)]
+pub struct LogitsArgs {
+    /// Model file (any one shard of a split model)
+    pub model: PathBuf,
+    /// Token ids, separated by commas or white space; @FILE reads them from a file
+    #[arg(long, value_name = "IDS|@FILE")]
+    pub ids: String,
+    /// The .npy file to write
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// The draft (MTP) block's logits instead of the model's
+    #[arg(long)]
+    pub mtp: bool,
+    #[command(flatten)]
+    pub engine: EngineFlags,
+}
+
+/// `strata eval`.
+#[derive(Debug, Flags)]
+pub struct EvalArgs {
+    /// Model file (any one shard of a split model)
+    pub model: PathBuf,
+    /// The text, UTF-8; `-` reads standard input
+    pub text: PathBuf,
+    /// Tokens of a window
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub context: usize,
+    /// Windows to use at most [default: all]
+    #[arg(long, value_name = "N")]
+    pub windows: Option<usize>,
+    /// Another model with the same vocabulary to compare with
+    #[arg(long, value_name = "MODEL2")]
+    pub against: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub engine: EngineFlags,
+}
+
+/// `strata bench`.
+#[derive(Debug, Flags)]
+pub struct BenchArgs {
+    /// Model file (any one shard of a split model)
+    pub model: PathBuf,
+    /// Lengths of prompts to read
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "128,512")]
+    pub prompt: Vec<usize>,
+    /// Tokens to make, one by one; 0 for none
+    #[arg(long = "gen", value_name = "N", default_value_t = 64)]
+    pub generate: usize,
+    /// Repetitions
+    #[arg(long, value_name = "R", default_value_t = 5)]
+    pub reps: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub engine: EngineFlags,
+}
+
+/// `strata inspect`.
+#[derive(Debug, Flags)]
+pub struct InspectArgs {
+    /// GGUF file (any one shard of a split model)
+    pub model: PathBuf,
+    /// List every tensor
+    #[arg(long)]
+    pub tensors: bool,
+    /// Print one JSON object, with all metadata in full
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `strata plan`.
+#[derive(Debug, Flags)]
+pub struct PlanArgs {
+    /// Model file (any one shard of a split model)
+    pub model: PathBuf,
+    /// Plan for the draft (MTP) block too
+    #[arg(long)]
+    pub mtp: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub context: ContextFlag,
+    #[command(flatten)]
+    pub engine: EngineFlags,
+}
+
+/// `strata synth`.
+#[derive(Debug, Flags)]
+pub struct SynthArgs {
+    /// The file to write; split models get -00001-of-0000N before the ending
+    pub out: PathBuf,
+    /// tiny, pebble, flash-next, or a JSON file with sizes of your own
+    #[arg(long, value_name = "NAME|FILE.json")]
+    pub geometry: String,
+    /// Mix of formats as published files have them (ud-iq3_xxs, iq3_s, q2_0, ud-q4_k_xl, ..), or one format (f32, q4_k, ..)
+    #[arg(long, value_name = "MIX")]
+    pub formats: String,
+    /// Decides every weight
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// About how many rows the n-gram table gets [default: as many as the real model's]
+    #[arg(long, value_name = "N")]
+    pub ngram_rows: Option<u64>,
+    /// Let expert use follow Zipf's law with this exponent [default: even use]
+    #[arg(long, value_name = "ALPHA")]
+    pub router_skew: Option<f64>,
+    /// Add the draft (MTP) block
+    #[arg(long)]
+    pub mtp: bool,
+    /// Split into files of at most this size, e.g. 500M or 20G
+    #[arg(long, value_name = "SIZE", value_parser = crate::config::size)]
+    pub split: Option<u64>,
+    /// Replace files that exist
+    #[arg(long)]
+    pub force: bool,
+    /// Threads that compute [default: one per physical core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+impl ValueEnum for Switch {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Switch::On, Switch::Off]
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        Some(self.name().into())
+    }
+}
+
+impl ValueEnum for Level {
+    fn value_variants<'a>() -> &'a [Self] {
+        &Level::ALL
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        Some(self.name().into())
+    }
+}
+
+impl Args {
+    /// The settings that the flags make; what was left out is left open.
+    pub fn settings(&self) -> Settings {
+        let mut settings = Settings { log: self.common.log, ..Settings::default() };
+        settings.quiet = self.common.quiet.then_some(Switch::On);
+        match &self.command {
+            Command::Run(run) => {
+                run.engine.settle(&mut settings);
+                run.sampling.settle(&mut settings);
+                settings.context = run.context.context;
+                settings.system = run.system.clone();
+                settings.think = run.think;
+                settings.max_tokens = run.max_tokens;
+            }
+            Command::Logits(logits) => logits.engine.settle(&mut settings),
+            Command::Eval(eval) => eval.engine.settle(&mut settings),
+            Command::Bench(bench) => bench.engine.settle(&mut settings),
+            Command::Plan(plan) => {
+                plan.engine.settle(&mut settings);
+                settings.context = plan.context.context;
+            }
+            Command::Synth(synth) => settings.threads = synth.threads,
+            Command::Inspect(_) => {}
+        }
+        settings
+    }
+}
+
+impl EngineFlags {
+    fn settle(&self, settings: &mut Settings) {
+        settings.threads = self.threads;
+        settings.window = self.window;
+        settings.kv = self.kv;
+        settings.experts = self.experts;
+        settings.isa = self.isa.clone();
+    }
+}
+
+impl SamplingFlags {
+    fn settle(&self, settings: &mut Settings) {
+        settings.temperature = if self.greedy { Some(0.0) } else { self.temperature };
+        settings.top_k = self.top_k;
+        settings.top_p = self.top_p;
+        settings.min_p = self.min_p;
+        settings.repetition_penalty = self.repetition_penalty;
+        settings.presence_penalty = self.presence_penalty;
+        settings.frequency_penalty = self.frequency_penalty;
+        settings.logit_bias = (!self.logit_bias.is_empty())
+            .then(|| self.logit_bias.iter().map(|bias| (bias.token, bias.bias)).collect());
+        settings.seed = self.seed;
+    }
+}

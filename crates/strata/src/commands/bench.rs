@@ -1,0 +1,239 @@
+//! `strata bench`: how fast prompts are read and tokens are made, and where the time goes.
+//!
+//! A round reads tokens into an empty sequence, together (a prompt) or one by one, each with its logits (an answer). Rounds
+//! of a kind are repeated; their median is the result.
+
+use std::time::Instant;
+
+use serde::Serialize;
+use serde_json::json;
+use strata_backend::{Counters, Family};
+use strata_engine::{Engine, EngineConfig, Wants};
+
+use crate::args::BenchArgs;
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::output::{print, print_json};
+use crate::progress;
+use crate::wiring::{Machine, open};
+
+pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), Failure> {
+    if args.reps == 0 {
+        return Err(Failure::usage("--reps is 0, but must be at least 1"));
+    }
+    let prompts = args.prompt.iter().copied().filter(|&tokens| tokens > 0);
+    let mut kinds: Vec<Kind> = prompts.map(Kind::Prompt).collect();
+    kinds.extend((args.generate > 0).then_some(Kind::Answer(args.generate)));
+    let longest = kinds.iter().map(Kind::tokens).max();
+    let longest = longest.ok_or_else(|| Failure::usage("--prompt and --gen leave nothing to measure"))?;
+    let model = open(&args.model)?;
+    let (vocab, most) = (model.hyper.vocab, model.hyper.context);
+    if longest > most {
+        return Err(Failure::usage(format!("{longest} tokens don't fit the model's context of {most}")));
+    }
+    let wanted = EngineConfig { context: Some(longest), ..config.engine.clone() };
+    let mut engine = machine.load(model, &wanted, config)?;
+
+    let tokens = tokens(longest, vocab);
+    let bar = progress::steps(config.quiet, (kinds.len() * (args.reps + 1)) as u64, "rounds");
+    let mut results = Vec::new();
+    for kind in kinds {
+        bar.set_message(kind.name());
+        round(&mut engine, kind, &tokens)?;
+        bar.inc(1);
+        engine.take_counters();
+        let mut seconds = Vec::new();
+        for _ in 0..args.reps {
+            seconds.push(round(&mut engine, kind, &tokens)?);
+            bar.inc(1);
+        }
+        results.push(Measured::new(kind, &mut seconds, &engine.take_counters(), args.reps));
+    }
+    bar.finish_and_clear();
+
+    let name = engine.backend();
+    if args.json {
+        return print_json(&json!({
+            "model": args.model.to_string_lossy(),
+            "backend": name,
+            "threads": machine.threads(),
+            "isa": config.isa.name(),
+            "window": engine.window(),
+            "kv": config.engine.kv,
+            "experts": config.engine.experts,
+            "repetitions": args.reps,
+            "results": results,
+        }));
+    }
+    let mut out = format!("{}\n{name}, {} repetitions\n", args.model.display(), args.reps);
+    results.iter().for_each(|result| out += &result.as_text());
+    print(&out)
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Prompt(usize),
+    Answer(usize),
+}
+
+impl Kind {
+    fn tokens(&self) -> usize {
+        match *self {
+            Kind::Prompt(tokens) | Kind::Answer(tokens) => tokens,
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Kind::Prompt(tokens) => format!("prompt {tokens}"),
+            Kind::Answer(tokens) => format!("answer {tokens}"),
+        }
+    }
+}
+
+/// Arbitrary token ids, the same every time (a linear congruential generator).
+fn tokens(count: usize, vocab: usize) -> Vec<u32> {
+    let mut state = 1u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % vocab as u64) as u32
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// One round's seconds.
+fn round(engine: &mut Engine, kind: Kind, tokens: &[u32]) -> Result<f64, Failure> {
+    let seq = engine.open()?;
+    let tokens = &tokens[..kind.tokens()];
+    let started = Instant::now();
+    match kind {
+        Kind::Prompt(_) => engine.forward(seq, tokens, Wants::Last, &mut |_, _| ())?,
+        Kind::Answer(_) => {
+            for token in tokens.chunks(1) {
+                engine.forward(seq, token, Wants::Last, &mut |_, _| ())?;
+            }
+        }
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    engine.close(seq)?;
+    Ok(seconds)
+}
+
+/// A family's part of a round.
+#[derive(Debug, Serialize)]
+struct FamilyShare {
+    family: Family,
+    share: f64,
+    seconds: f64,
+    bytes: f64,
+}
+
+/// What the rounds of a kind gave.
+#[derive(Debug, Serialize)]
+struct Measured {
+    what: &'static str,
+    tokens: usize,
+    tokens_per_second: f64,
+    slowest: f64,
+    fastest: f64,
+    /// Of a round: weights and state that had to be read at least once.
+    bytes: f64,
+    bytes_per_second: f64,
+    families: Vec<FamilyShare>,
+}
+
+impl Measured {
+    fn new(kind: Kind, seconds: &mut [f64], counters: &Counters, reps: usize) -> Measured {
+        seconds.sort_unstable_by(f64::total_cmp);
+        let tokens = kind.tokens();
+        let middle = median(seconds);
+        let rate = |seconds: f64| tokens as f64 / seconds;
+        let (rounds, all) = (reps as f64, counters.nanos().max(1) as f64);
+        let bytes = counters.bytes() as f64 / rounds;
+        let mut families: Vec<FamilyShare> = Family::ALL
+            .into_iter()
+            .map(|family| (family, counters.get(family)))
+            .filter(|(_, count)| count.calls > 0)
+            .map(|(family, count)| FamilyShare {
+                family,
+                share: count.nanos as f64 / all,
+                seconds: count.nanos as f64 / 1e9 / rounds,
+                bytes: count.bytes as f64 / rounds,
+            })
+            .collect();
+        families.sort_by(|a, b| b.share.total_cmp(&a.share));
+        Measured {
+            what: if matches!(kind, Kind::Prompt(_)) { "prompt" } else { "answer" },
+            tokens,
+            tokens_per_second: rate(middle),
+            slowest: rate(seconds[seconds.len() - 1]),
+            fastest: rate(seconds[0]),
+            bytes,
+            bytes_per_second: bytes / middle,
+            families,
+        }
+    }
+
+    fn as_text(&self) -> String {
+        let mut out = format!(
+            "\n{} {:<6} {:>10.1} tokens/s   ({:.1} to {:.1})   {:.3} GB moved, {:.2} GB/s\n",
+            self.what,
+            self.tokens,
+            self.tokens_per_second,
+            self.slowest,
+            self.fastest,
+            self.bytes / 1e9,
+            self.bytes_per_second / 1e9
+        );
+        for part in &self.families {
+            let rate = if part.seconds > 0.0 { part.bytes / part.seconds / 1e9 } else { 0.0 };
+            out += &format!(
+                "  {:<8} {:>5.1} %  {:>9.3} ms  {:>9.3} MB  {rate:>7.2} GB/s\n",
+                part.family.name(),
+                100.0 * part.share,
+                part.seconds * 1e3,
+                part.bytes / 1e6
+            );
+        }
+        out
+    }
+}
+
+/// The middle of sorted values; between two middles, their mean.
+fn median(sorted: &[f64]) -> f64 {
+    let (low, high) = ((sorted.len() - 1) / 2, sorted.len() / 2);
+    (sorted[low] + sorted[high]) / 2.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Oracle: the definition.
+    #[test]
+    fn medians() {
+        assert_eq!((median(&[1.0]), median(&[1.0, 3.0]), median(&[1.0, 2.0, 9.0])), (1.0, 2.0, 2.0));
+    }
+
+    /// Oracle: rates are tokens by seconds, bytes and times per round, shares add up to one.
+    #[test]
+    fn results_are_per_round() {
+        let mut counters = Counters::default();
+        counters.add(Family::Experts, 3_000_000, 600);
+        counters.add(Family::Head, 1_000_000, 200);
+        let measured = Measured::new(Kind::Prompt(10), &mut [2.0, 1.0, 4.0], &counters, 2);
+        assert_eq!((measured.tokens_per_second, measured.slowest, measured.fastest), (5.0, 2.5, 10.0));
+        assert_eq!((measured.bytes, measured.bytes_per_second), (400.0, 200.0));
+        assert_eq!(measured.families.iter().map(|f| f.share).collect::<Vec<_>>(), [0.75, 0.25]);
+        assert_eq!(measured.families[0].seconds, 0.0015);
+    }
+
+    /// Oracle: ids below the vocabulary, the same twice, and not all equal.
+    #[test]
+    fn tokens_are_fixed() {
+        let ids = tokens(1000, 12_288);
+        assert_eq!(ids, tokens(1000, 12_288));
+        assert!(ids.iter().all(|&id| id < 12_288) && ids.iter().any(|&id| id != ids[0]));
+    }
+}

@@ -1,0 +1,106 @@
+//! `strata logits`: every token's logits in a `.npy` file, for checking against other engines.
+
+use std::path::Path;
+
+use strata_engine::{EngineConfig, Wants};
+
+use crate::args::LogitsArgs;
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::output::{WholeFile, npy_header};
+use crate::wiring::{Machine, open};
+use crate::{interrupt, progress};
+
+pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), Failure> {
+    let ids = read_ids(&args.ids)?;
+    let rows = if args.mtp { ids.len() - 1 } else { ids.len() };
+    if rows == 0 {
+        return Err(Failure::usage(
+            "--mtp needs at least 2 token ids: the draft block guesses from a token and the next",
+        ));
+    }
+    WholeFile::check(&args.out)?;
+    let model = open(&args.model)?;
+    let (vocab, most) = (model.hyper.vocab, model.hyper.context);
+    if ids.len() > most {
+        return Err(Failure::failed(format!(
+            "{} token ids don't fit the model's context of {most}",
+            ids.len()
+        )));
+    }
+    let wanted = EngineConfig { context: Some(ids.len()), draft: args.mtp, ..config.engine.clone() };
+    let mut engine = machine.load(model, &wanted, config)?;
+
+    interrupt::catch(interrupt::ENDINGS)?;
+    let seq = engine.open()?;
+    let canceller = engine.canceller(seq)?;
+    interrupt::cancels(canceller.clone());
+    let mut out = WholeFile::create(&args.out)?;
+    out.write(&npy_header(rows, vocab))?;
+    let bar = progress::steps(config.quiet, rows as u64, "tokens");
+    bar.set_message("logits");
+    let mut failed = None;
+    let wants = if args.mtp { Wants::Draft } else { Wants::All };
+    let read = engine.forward(seq, &ids, wants, &mut |_, logits| {
+        bar.inc(1);
+        if failed.is_none()
+            && let Err(failure) = out.write(&little_endian(logits))
+        {
+            failed = Some(failure);
+            canceller.cancel();
+        }
+    });
+    bar.finish_and_clear();
+    if interrupt::raised() {
+        return Err(Failure::Interrupted);
+    }
+    if let Some(failure) = failed {
+        return Err(failure);
+    }
+    read?;
+    out.finish()
+}
+
+fn little_endian(row: &[f32]) -> Vec<u8> {
+    row.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+/// Token ids from the flag itself, or from the file behind `@`.
+fn read_ids(flag: &str) -> Result<Vec<u32>, Failure> {
+    let Some(path) = flag.strip_prefix('@') else { return parse_ids(flag, "--ids") };
+    let text = std::fs::read_to_string(Path::new(path))
+        .map_err(|error| Failure::failed(format!("{path}: cannot read token ids from it: {error}")))?;
+    parse_ids(&text, path)
+}
+
+fn parse_ids(text: &str, source: &str) -> Result<Vec<u32>, Failure> {
+    let words = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty());
+    let ids: Vec<u32> = words
+        .map(|word| {
+            word.parse().map_err(|_| {
+                let shown: String = word.chars().take(40).collect();
+                Failure::usage(format!("{source}: `{}` is no token id", shown.escape_debug()))
+            })
+        })
+        .collect::<Result<_, _>>()?;
+    if ids.is_empty() { Err(Failure::usage(format!("{source}: holds no token ids"))) } else { Ok(ids) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Oracle: the forms that the help shows.
+    #[test]
+    fn ids_are_separated_by_commas_or_space() {
+        assert_eq!(parse_ids("1,2,3", "--ids").unwrap(), [1, 2, 3]);
+        assert_eq!(parse_ids("1\n2, 3\n", "--ids").unwrap(), [1, 2, 3]);
+        for (text, part) in
+            [("1,x", "`x`"), ("-1", "`-1`"), ("4294967296", "4294967296"), (" ", "no token ids")]
+        {
+            let message = parse_ids(text, "--ids").unwrap_err().to_string();
+            assert!(message.contains(part) && message.contains("--ids"), "{message}");
+        }
+        assert!(read_ids("@/no/such/file").unwrap_err().to_string().contains("/no/such/file"));
+    }
+}

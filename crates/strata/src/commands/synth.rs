@@ -1,0 +1,43 @@
+//! `strata synth`: a random-weight model of a real geometry, to try a machine or an engine with.
+
+use strata_synth::{Geometry, Mix, Options, SynthError};
+
+use crate::args::SynthArgs;
+use crate::config::Config;
+use crate::failure::{Failure, say};
+use crate::{interrupt, progress};
+
+pub fn run(args: &SynthArgs, config: &Config) -> Result<(), Failure> {
+    let geometry = Geometry::named(&args.geometry)?;
+    let formats = args.formats.parse::<Mix>()?;
+    let options = Options {
+        ngram_rows: args.ngram_rows,
+        router_skew: args.router_skew,
+        draft: args.mtp,
+        shard_bytes: args.split,
+        threads: config.threads,
+        overwrite: args.force,
+        ..Options::new(geometry, formats, args.seed)
+    };
+    interrupt::catch(interrupt::ENDINGS)?;
+    let bar = progress::bytes(config.quiet, 0);
+    bar.set_message("writing");
+    let mut observe = |written: strata_synth::Progress| {
+        bar.set_length(written.total);
+        bar.set_position(written.written);
+    };
+    let made = strata_synth::write(&options, &args.out, &mut observe, interrupt::flag());
+    bar.finish_and_clear();
+    match made {
+        Err(SynthError::Cancelled(_)) => Err(Failure::Interrupted),
+        Err(error) => Err(error.into()),
+        Ok(made) => {
+            if !config.quiet {
+                let files: Vec<String> = made.files.iter().map(|file| file.display().to_string()).collect();
+                let gib = made.bytes as f64 / (1u64 << 30) as f64;
+                say(format_args!("{}: {} tensors, {gib:.2} GiB", files.join(", "), made.tensors));
+            }
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! How the program ends: one sentence on standard error, and an exit code.
+//!
+//! Every command returns a [`Failure`] or nothing. What an error says is the library's that made it; its message is
+//! complete, so sources are not printed behind it.
+
+use std::error::Error;
+use std::fmt;
+use std::io::Write;
+
+/// Exit codes, as `--help` documents them.
+pub const FAILED: u8 = 1;
+pub const USAGE: u8 = 2;
+pub const INTERRUPTED: u8 = 130;
+
+/// Why a command did not do what was asked.
+#[derive(Debug)]
+pub enum Failure {
+    /// Flags, variables or the configuration file make no sense.
+    Usage(String),
+    /// The work could not be done.
+    Failed(Box<dyn Error + Send + Sync>),
+    /// Somebody pressed Ctrl-C.
+    Interrupted,
+    /// The reader of standard output has gone: nobody is left to tell anything.
+    PipeClosed,
+}
+
+impl Failure {
+    pub fn usage(message: impl Into<String>) -> Failure {
+        Failure::Usage(message.into())
+    }
+
+    pub fn failed(message: impl Into<String>) -> Failure {
+        Failure::Failed(message.into().into())
+    }
+
+    pub fn code(&self) -> u8 {
+        match self {
+            Failure::Usage(_) => USAGE,
+            Failure::Failed(_) => FAILED,
+            Failure::Interrupted => INTERRUPTED,
+            Failure::PipeClosed => 0,
+        }
+    }
+}
+
+impl<E: Error + Send + Sync + 'static> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure::Failed(Box::new(error))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Usage(message) => f.write_str(message),
+            Failure::Failed(error) => error.fmt(f),
+            Failure::Interrupted => f.write_str("interrupted"),
+            Failure::PipeClosed => f.write_str("the reader of the output has gone"),
+        }
+    }
+}
+
+/// Says a sentence on standard error, on one line. That nobody may be there to read it is no failure.
+pub fn say(sentence: impl fmt::Display) {
+    let line = sentence.to_string().replace(['\n', '\r'], " ");
+    let _ = writeln!(std::io::stderr(), "strata: {line}");
+}
+
+/// Says something that is odd but not fatal.
+pub fn warn(sentence: impl fmt::Display) {
+    say(format_args!("warning: {sentence}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Oracle: the documented exit codes.
+    #[test]
+    fn codes_are_as_documented() {
+        assert_eq!(Failure::usage("x").code(), 2);
+        assert_eq!(Failure::from(std::io::Error::other("x")).code(), 1);
+        assert_eq!(Failure::Interrupted.code(), 130);
+        assert_eq!(Failure::PipeClosed.code(), 0);
+    }
+}

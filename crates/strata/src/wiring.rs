@@ -1,0 +1,114 @@
+//! From a configuration to a running engine: topology, pool, CPU backend, engine.
+//!
+//! Knows which rooms fit together and nothing of what they do. Steps run on a thread with the driver's role ([`on_driver`]);
+//! threads that read files have theirs.
+
+use std::ops::ControlFlow;
+use std::panic::resume_unwind;
+use std::path::Path;
+use std::sync::Arc;
+
+use strata_cpu::Cpu;
+use strata_engine::{Engine, EngineConfig, Planned, SpawnIo};
+use strata_model::Model;
+use strata_plan::Limits;
+use strata_topology::{Assignment, Pool, Role, Topology, spawn};
+
+use crate::config::Config;
+use crate::failure::{Failure, warn};
+use crate::{interrupt, progress};
+
+/// This machine, and which threads go where on it.
+pub struct Machine {
+    assignment: Assignment,
+    limits: Limits,
+}
+
+impl Machine {
+    /// Looks at the machine.
+    pub fn read(config: &Config) -> Result<Machine, Failure> {
+        let topology = Topology::read();
+        topology.notes().iter().for_each(|note| tracing::info!("{note}"));
+        let assignment =
+            topology.assign(config.threads).map_err(|why| Failure::usage(format!("--threads: {why}")))?;
+        tracing::info!("{assignment}");
+        Ok(Machine { assignment, limits: limits(&topology) })
+    }
+
+    /// What memory there is.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        self.assignment.threads()
+    }
+
+    fn backend(&self, config: &Config) -> Result<Cpu, Failure> {
+        Ok(Cpu::new(Pool::with(&self.assignment)?, config.isa))
+    }
+
+    fn spawn_io(&self) -> SpawnIo {
+        let set = self.assignment.set(Role::Io).clone();
+        Box::new(move |work| spawn(Role::Io, &set, "read-ahead", work))
+    }
+
+    /// Plans a model without allocating anything.
+    pub fn plan(&self, model: &Arc<Model>, config: &Config) -> Result<Planned, Failure> {
+        Ok(Engine::plan(model, &config.engine, &self.limits, &self.backend(config)?)?)
+    }
+
+    /// Loads a model, with a progress bar over what has to be copied. `engine` may differ from the configuration's own.
+    pub fn load(&self, model: Model, engine: &EngineConfig, config: &Config) -> Result<Engine, Failure> {
+        let bar = progress::bytes(config.quiet, 0);
+        bar.set_message("loading");
+        let mut observe = |loaded: strata_engine::Progress| {
+            bar.set_length(loaded.of);
+            bar.set_position(loaded.bytes);
+            if interrupt::raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let backend = self.backend(config)?;
+        let loaded =
+            Engine::load(Arc::new(model), engine, &self.limits, backend, self.spawn_io(), &mut observe);
+        bar.finish_and_clear();
+        if interrupt::raised() { Err(Failure::Interrupted) } else { Ok(loaded?) }
+    }
+}
+
+/// Opens a model and says what was odd about it.
+pub fn open(path: &Path) -> Result<Model, Failure> {
+    let model = Model::open(path)?;
+    for oddity in &model.warnings {
+        warn(format_args!("{}: {oddity}", path.display()));
+    }
+    if !model.unused.is_empty() {
+        tracing::info!("{}: {} tensors without a role here", path.display(), model.unused.len());
+    }
+    Ok(model)
+}
+
+/// What the plan is checked against.
+fn limits(topology: &Topology) -> Limits {
+    let memory = topology.memory();
+    let Some(available) = memory.usable() else {
+        warn(
+            "the system doesn't say how much memory there is, so the memory plan is checked against nothing",
+        );
+        return Limits { available: u64::MAX, total: u64::MAX, source: "nothing known".into() };
+    };
+    let group_is_tighter = memory.available.is_none_or(|machine| available < machine);
+    let source = if group_is_tighter { "the control group" } else { "this machine" };
+    Limits { available, total: memory.ceiling().unwrap_or(available), source: source.into() }
+}
+
+/// Runs `work` on a thread of its own that has the driver's role, and waits for it.
+pub fn on_driver<T: Send + 'static>(
+    machine: Machine,
+    work: impl FnOnce(Machine) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let set = machine.assignment.set(Role::Driver).clone();
+    let thread = spawn(Role::Driver, &set, "driver", move || work(machine))
+        .map_err(|error| Failure::failed(format!("the system refuses a thread: {error}")))?;
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+}

@@ -1,0 +1,70 @@
+//! Flags, environment and file, seen through `strata plan`, and the help.
+
+use crate::program::{Place, golden};
+
+fn planned(place: &Place, flags: &[&str]) -> serde_json::Value {
+    place.run(&[&["plan", &golden("tiny/tiny.gguf"), "--json"], flags].concat()).json()["config"].clone()
+}
+
+/// Oracle: the documented order of the layers.
+#[test]
+fn flags_win_over_variables_over_the_file() {
+    let mut place = Place::new();
+    std::fs::create_dir_all(place.path(".config/strata")).unwrap();
+    place.write(".config/strata/config.toml", "context = 100\nwindow = 50\nthreads = 1\n");
+    let json = planned(&place, &[]);
+    assert_eq!((&json["context"], &json["window"], &json["threads"]), (&100.into(), &50.into(), &1.into()));
+    place.set("STRATA_CONTEXT", "200");
+    place.set("STRATA_WINDOW", "60");
+    let json = planned(&place, &["--context", "300"]);
+    assert_eq!((&json["context"], &json["window"], &json["threads"]), (&300.into(), &60.into(), &1.into()));
+    let other = place.write("other.toml", "threads = 2\n");
+    assert_eq!(planned(&place, &["--config", &other])["threads"], 2);
+    place.set("STRATA_CONFIG", &other);
+    assert_eq!(planned(&place, &[])["threads"], 2);
+}
+
+/// Oracle: the sentence names the place.
+#[test]
+fn mistakes_are_usage_errors() {
+    let mut place = Place::new();
+    let model = golden("tiny/tiny.gguf");
+    let bad = place.write("bad.toml", "threads = 2\ntreads = 1\n");
+    place.run(&["plan", &model, "--config", &bad]).badly(2, &["bad.toml", "line 2", "treads"]);
+    place.run(&["plan", &model, "--config", "absent.toml"]).badly(2, &["absent.toml"]);
+    place.run(&["plan", &model, "--isa", "mmx"]).badly(2, &["--isa", "mmx", "scalar"]);
+    place.run(&["plan", &model, "--threads", "99999"]).badly(2, &["--threads", "99999"]);
+    place.run(&["run", &model, "x", "--top-p", "2"]).badly(2, &["top_p", "2"]);
+    place.set("STRATA_THREADS", "many");
+    place.run(&["plan", &model]).badly(2, &["STRATA_THREADS", "many"]);
+}
+
+/// Oracle: a misspelt variable is said, and does nothing.
+#[test]
+fn unknown_variables_are_said() {
+    let mut place = Place::new();
+    place.set("STRATA_CONTXT", "9");
+    let ended = place.run(&["plan", &golden("tiny/tiny.gguf"), "--json"]);
+    assert!(ended.err.contains("warning") && ended.err.contains("STRATA_CONTXT"), "{ended:?}");
+    assert_eq!(ended.json()["config"]["context"], 512);
+}
+
+/// Oracle: clap's own exit codes, and that the documented parts are there.
+#[test]
+fn help_reads() {
+    let place = Place::new();
+    let help = place.run(&["--help"]).well();
+    for part in ["run", "logits", "eval", "bench", "inspect", "plan", "synth", "Exit codes", "130", "STRATA_"]
+    {
+        assert!(help.contains(part), "no `{part}` in {help}");
+    }
+    for command in ["run", "logits", "eval", "bench", "inspect", "plan", "synth"] {
+        let help = place.run(&[command, "--help"]).well();
+        assert!(help.contains("Example") && help.contains(&format!("strata {command}")), "{help}");
+    }
+    assert!(place.run(&["--version"]).well().starts_with("strata "));
+    for args in [&["run"][..], &["run", "m", "--no-such-flag"], &["no-such-command"], &[]] {
+        let ended = place.run(args);
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+    }
+}

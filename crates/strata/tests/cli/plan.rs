@@ -1,0 +1,42 @@
+//! `strata plan`.
+
+use crate::program::{Place, golden, pebble};
+
+/// Oracle: addition, and that a cache grows with the context and its format.
+#[test]
+fn bytes_add_up() {
+    let place = Place::new();
+    let plan = |flags: &[&str]| {
+        place.run(&[&["plan", &pebble(), "--json", "--window", "64"], flags].concat()).json()
+    };
+    let small = plan(&["--context", "512"]);
+    let items = small["plan"]["items"].as_array().unwrap();
+    let sum = |place: &str| -> u64 {
+        items.iter().filter(|item| item["place"] == place).map(|item| item["bytes"].as_u64().unwrap()).sum()
+    };
+    for place in ["heap", "mapped", "file"] {
+        assert_eq!(small["bytes"][place], sum(place), "{place}");
+        assert!(sum(place) > 0, "{place}");
+    }
+    assert_eq!(small["fits"], true);
+    assert_eq!(small["config"]["context"], 512);
+    let heap = |json: &serde_json::Value| json["bytes"]["heap"].as_u64().unwrap();
+    assert!(heap(&plan(&["--context", "1024"])) > heap(&small));
+    assert!(heap(&plan(&["--context", "512", "--kv", "f32"])) > heap(&small));
+    assert!(heap(&plan(&["--context", "512", "--mtp"])) > heap(&small));
+}
+
+/// Oracle: the table has a line for everything and says whether it fits.
+#[test]
+fn reads_well() {
+    let text = Place::new().run(&["plan", &golden("tiny/tiny.gguf")]).well();
+    for part in ["context 512 tokens", "dense weights", "mapped", "total", "fits: "] {
+        assert!(text.contains(part), "no `{part}` in {text}");
+    }
+}
+
+/// Oracle: the model's own limit.
+#[test]
+fn a_context_beyond_the_model_is_refused() {
+    Place::new().run(&["plan", &pebble(), "--context", "1000000"]).badly(1, &["1000000", "8192"]);
+}

@@ -1,0 +1,46 @@
+//! `strata synth`: what it makes can be used, and is the same every time.
+
+use std::fs;
+
+use crate::program::Place;
+
+/// Oracle: the program itself reads and runs the file; the seed's promise.
+#[test]
+fn makes_a_model_that_runs() {
+    let place = Place::new();
+    let (one, again, other) = (place.name("one.gguf"), place.name("again.gguf"), place.name("other.gguf"));
+    let make = |seed: &str, out: &str| {
+        let flags = ["--geometry", "tiny", "--formats", "ud-iq3_xxs", "--mtp", "--seed", seed];
+        place.run(&[&["synth", out], &flags[..]].concat()).well()
+    };
+    make("7", &one);
+    make("7", &again);
+    make("8", &other);
+    assert!(fs::read(&one).unwrap() == fs::read(&again).unwrap());
+    assert!(fs::read(&one).unwrap() != fs::read(&other).unwrap());
+    let out = place.name("logits.npy");
+    place.run(&["logits", &one, "--ids", "1,2,3,4,5", "--out", &out, "--mtp"]).well();
+    let json = place.run(&["run", &one, "x", "--raw", "-n", "4", "--greedy", "--json"]).json();
+    assert!(json["answer_tokens"].as_u64().unwrap() <= 4);
+}
+
+/// Oracle: the sentences; nothing is left behind, and nothing replaced without being told to.
+#[test]
+fn refuses_what_makes_no_sense() {
+    let place = Place::new();
+    let out = place.name("out.gguf");
+    let synth = |geometry: &str, formats: &str, more: &[&str]| {
+        place.run(&[&["synth", &out, "--geometry", geometry, "--formats", formats], more].concat())
+    };
+    synth("huge", "f32", &[]).badly(1, &["huge", "flash-next"]);
+    synth("tiny", "q9", &[]).badly(1, &["q9", "ud-iq3_xxs"]);
+    synth("tiny", "f32", &["--router-skew", "9"]).badly(1, &["9"]);
+    assert_eq!(synth("tiny", "f32", &["--split", "5X"]).code, Some(2));
+    assert!(place.files().is_empty());
+    fs::write(&out, "mine").unwrap();
+    synth("tiny", "f32", &[]).badly(1, &["out.gguf"]);
+    assert_eq!(fs::read(&out).unwrap(), b"mine");
+    synth("tiny", "f32", &["--force"]).well();
+    assert!(fs::read(&out).unwrap().starts_with(b"GGUF"));
+    assert_eq!(place.files(), ["out.gguf"]);
+}
