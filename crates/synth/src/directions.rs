@@ -273,3 +273,144 @@ fn images(
     });
     images.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Options;
+    use crate::skew::Topics;
+    use strata_topology::Topology;
+
+    struct Model {
+        geometry: Geometry,
+        embedding: Weights,
+        directions: Directions,
+    }
+
+    fn model(formats: &str, alpha: f64) -> Model {
+        let mut geometry = Geometry::pebble();
+        (geometry.hidden, geometry.moe.experts, geometry.moe.used) = (1024, 128, 6);
+        let mut options = Options::new(geometry.clone(), formats.parse().unwrap(), 3);
+        options.router_skew = Some(alpha);
+        let (skew, cut) = options.skew_and_cut().unwrap();
+        let weights = |name: &str, std| Weights::new(cut.format, Stream::new(3, name), std);
+        let (embedding, head) = (weights("embedding", 1.0), weights("head", 4.0 / 32.0));
+        let pool = Pool::new(&Topology::read(), 1).unwrap();
+        let directions = Directions::new(&geometry, cut, skew, [&embedding, &head], None, &pool);
+        Model { geometry, embedding, directions }
+    }
+
+    impl Model {
+        fn row(&self, weights: &Weights, role: Role, token: u32) -> Vec<f32> {
+            let (hidden, format) = (self.geometry.hidden as usize, self.directions.cut.format);
+            let blocks = hidden / format.block_len();
+            let mut bytes = vec![0; blocks * format.block_bytes()];
+            weights.fill(u64::from(token) * blocks as u64, &mut bytes);
+            let row_bytes = bytes.len();
+            self.directions.repeat(role, token.into(), row_bytes, &mut bytes);
+            let mut row = vec![0.0; hidden];
+            dequantise(format, &bytes, &mut row);
+            row
+        }
+
+        /// `[experts][hidden]`.
+        fn router(&self, layer: u32) -> Vec<Vec<f32>> {
+            let (experts, hidden) = (self.geometry.moe.experts as usize, self.geometry.hidden as usize);
+            let mut bytes = vec![0; experts * hidden * 4];
+            self.directions
+                .router(layer, Stream::new(3, "router").nth(layer.into()))
+                .fill(0, hidden, &mut bytes);
+            let mut rows = vec![0.0; experts * hidden];
+            dequantise(Format::F32, &bytes, &mut rows);
+            rows.chunks(hidden).map(<[f32]>::to_vec).collect()
+        }
+    }
+
+    fn dot(a: &[f32], b: &[f32]) -> f32 {
+        a.iter().zip(b).map(|(a, b)| a * b).sum()
+    }
+
+    /// Oracle: the law. What routers read is drawn as the architecture's description of the mixers says (embedding rows and
+    /// what layers add, over the residual's spread, halved); counting the largest logits of a long text gives each rank its
+    /// expected use in the topic, and the even use of other topics' ranks doesn't.
+    #[test]
+    fn expert_use_follows_the_law() {
+        for (formats, alpha) in [("ud-iq3_xxs", 0.9), ("q8_0", 0.5)] {
+            let model = model(formats, alpha);
+            let (layer, used) = (5, model.geometry.moe.used as usize);
+            let variance = Spread::of(&model.geometry).residual_variance(layer);
+            let router = model.router(layer);
+            let topics = model.directions.skew.topics();
+            let orders: Vec<Vec<u32>> =
+                (0..topics.count()).map(|t| model.directions.skew.order(layer, t)).collect();
+            let tokens = 6000;
+            let mut uses = vec![0.0; router.len()];
+            let mut added = vec![0.0; model.geometry.hidden as usize];
+            for (i, token) in topics.text(1).take(tokens).enumerate() {
+                let mut u = model.row(&model.embedding, Role::Embedding, token);
+                noise(
+                    Stream::new(9, "added"),
+                    (i * added.len()) as u64,
+                    0.0,
+                    (variance - 1.0).sqrt(),
+                    &mut added,
+                );
+                u.iter_mut().zip(&added).for_each(|(u, a)| *u = MIXED * (*u + a) / variance.sqrt());
+                let mut logits: Vec<(f32, u32)> =
+                    (0..).zip(&router).map(|(e, row)| (dot(row, &u), e)).collect();
+                logits.sort_by(|a, b| b.0.total_cmp(&a.0));
+                for &(_, expert) in &logits[..used] {
+                    let order = &orders[topics.of(token) as usize];
+                    uses[order.iter().position(|&e| e == expert).unwrap()] += 1.0 / tokens as f64;
+                }
+            }
+            let law = model.directions.skew.expected_use();
+            // By groups of ranks: single experts vary with the frequent tokens that they happen to like.
+            for range in [0..1, 1..2, 2..4, 4..8, 8..16, 16..32, 32..64, 64..128] {
+                let sum = |uses: &[f64]| uses[range.clone()].iter().sum::<f64>();
+                let (found, expected) = (sum(&uses), sum(&law));
+                assert!((found / expected - 1.0).abs() < 0.25, "{formats} {range:?}: {found} for {expected}");
+            }
+        }
+    }
+
+    /// Oracle: the definitions. Products of router rows with the directions are the means, and duals are duals.
+    #[test]
+    fn rows_see_the_directions() {
+        let model = model("q8_0", 1.0);
+        let Basis { vectors, duals } = &model.directions.trunk;
+        for (i, v) in vectors.iter().enumerate() {
+            for (j, d) in duals.iter().enumerate() {
+                assert!((dot(v, d) - f32::from(u8::from(i == j))).abs() < 1e-4, "{i} {j}");
+            }
+        }
+        let (router, means) = (model.router(2), model.directions.skew.means(2));
+        for (row, means) in router.iter().zip(&means) {
+            for (vector, mean) in vectors.iter().zip(means) {
+                let found = dot(row, vector) * model.directions.seen[2];
+                assert!((found - mean).abs() < 1e-3, "{found} for {mean}");
+            }
+        }
+    }
+
+    /// Oracle: the definitions. A token's embedding has more in common with the head rows that lead to its topic than with any other.
+    #[test]
+    fn heads_favour_the_topic() {
+        let model = model("ud-iq3_xxs", 1.0);
+        let topics: &Topics = model.directions.skew.topics();
+        let head = Weights::new(model.directions.cut.format, Stream::new(3, "head"), 4.0 / 32.0);
+        let tokens: Vec<u32> = (0..12_000).step_by(97).collect();
+        let heads: Vec<Vec<f32>> = tokens.iter().map(|&t| model.row(&head, Role::Head, t)).collect();
+        for &token in tokens.iter().step_by(10) {
+            let row = model.row(&model.embedding, Role::Embedding, token);
+            for (&other, head) in tokens.iter().zip(&heads) {
+                let product = dot(&row, head);
+                assert_eq!(
+                    product > 15.0,
+                    topics.leads_to(other) == topics.of(token),
+                    "{token} {other}: {product}"
+                );
+            }
+        }
+    }
+}
