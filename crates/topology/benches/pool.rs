@@ -1,8 +1,8 @@
 //! What a region costs before it computes anything: `cargo bench -p strata-topology --bench pool`.
 //!
-//! A decode step is one or two hundred regions, so the hot figures (inside a step, workers still spinning) are the ones
-//! that matter; the cold ones are what the first region of a step pays. On a machine whose CPUs are taken by others a
-//! median says more about them: look at the fastest.
+//! A decode step is one or two hundred regions, so the hot figures (inside a step, workers still spinning)
+//! are the ones that matter; the cold ones are what the first region of a step pays. On a machine whose CPUs
+//! are taken by others a median says more about them: look at the fastest.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -28,7 +28,8 @@ fn empty_region_hot(bencher: Bencher, threads: usize) {
     bencher.bench_local(|| pool.run(threads, &|task, worker| _ = black_box((task, worker))));
 }
 
-/// One region with a task per thread that waits for all the others, in a step: the time until the last worker is there.
+/// One region with a task per thread that waits for all the others, in a step: the time until the last worker
+/// is there.
 #[divan::bench(args = THREADS, sample_count = 2000, sample_size = 20)]
 fn everyone_there_hot(bencher: Bencher, threads: usize) {
     let pool = pool(threads);

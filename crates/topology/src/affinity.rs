@@ -1,8 +1,8 @@
 //! How a thread gets its CPU set: always the set of its role, never its parent's.
 //!
-//! Owns the one system call and the record of its refusal. Which set belongs to which role is `roles`'. A refused set is
-//! not fatal (some sandboxes forbid the call): the thread then runs where the system lets it, which is logged and
-//! recorded once, see [`refusal`].
+//! Owns the one system call and the record of its refusal. Which set belongs to which role is `roles`'. A
+//! refused set is not fatal (some sandboxes forbid the call): the thread then runs where the system lets it,
+//! which is logged and recorded once, see [`refusal`].
 
 use std::io;
 use std::sync::OnceLock;
@@ -14,7 +14,8 @@ use crate::roles::Role;
 /// That the system refused a thread its CPU set.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
-    "the system refused to place {role} thread `{thread}` on CPUs {set}: {reason}; such threads run wherever it puts them"
+    "the system refused to place {role} thread `{thread}` on CPUs {set}: {reason}; \
+     such threads run wherever it puts them"
 )]
 pub struct Refusal {
     /// The thread's role.
@@ -37,8 +38,8 @@ pub fn refusal() -> Option<&'static Refusal> {
 
 /// Starts a thread that sets its own CPU set to `set` before it runs `f`.
 ///
-/// `name` is what system tools show; Linux keeps 15 bytes of it. Where threads can't be placed (not Linux), `set` is a
-/// description only.
+/// `name` is what system tools show; Linux keeps 15 bytes of it. Where threads can't be placed (not Linux),
+/// `set` is a description only.
 ///
 /// # Errors
 /// When the system refuses the thread. A refused set is no error, see [`refusal`].
@@ -101,8 +102,8 @@ mod tests {
         (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| mask.is_set(cpu)).collect()
     }
 
-    /// Oracle: the kernel. A thread spawned by a parent that is pinned to one CPU has its role's set, not the parent's; and
-    /// so has the thread that it spawns.
+    /// Oracle: the kernel. A thread spawned by a parent that is pinned to one CPU has its role's set, not the
+    /// parent's; and so has the thread that it spawns.
     #[test]
     fn a_pinned_parent_is_not_inherited() {
         let topology = Topology::read();
@@ -125,7 +126,8 @@ mod tests {
         assert_eq!(narrow, CpuSet::from_iter(topology.allowed().iter().last()));
     }
 
-    /// Oracle: the documented behaviour. A set that the kernel refuses (no such CPU) is not fatal, and is recorded once.
+    /// Oracle: the documented behaviour. A set that the kernel refuses (no such CPU) is not fatal, and is
+    /// recorded once.
     #[test]
     fn a_refusal_is_recorded_once() {
         let absent = [1000, CpuSet::LIMIT - 1].map(|cpu| CpuSet::from_iter([cpu]));

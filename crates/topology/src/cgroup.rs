@@ -1,8 +1,8 @@
 //! What the process's control groups allow: CPU time, CPUs, memory. Versions 1, 2 and both at once.
 //!
-//! Owns finding the group's directories from `/proc/self/cgroup` and `/proc/self/mountinfo`, and reading the limits in
-//! them. A limit of any ancestor binds too, so every directory up to the mount point is read. What is out of sight (above
-//! a container's mount) can't be known.
+//! Owns finding the group's directories from `/proc/self/cgroup` and `/proc/self/mountinfo`, and reading the
+//! limits in them. A limit of any ancestor binds too, so every directory up to the mount point is read. What
+//! is out of sight (above a container's mount) can't be known.
 
 use std::fmt;
 
@@ -186,8 +186,8 @@ impl Mount {
         Self { root: "/".to_owned(), point: point.to_owned(), version, options: String::new() }
     }
 
-    /// The directories from the group `path` up to the mount point. A path that is not below what is mounted (another
-    /// container's view) leaves the mount point alone.
+    /// The directories from the group `path` up to the mount point. A path that is not below what is mounted
+    /// (another container's view) leaves the mount point alone.
     fn up_from(&self, path: &str) -> Vec<String> {
         let below = path
             .strip_prefix(self.root.trim_end_matches('/'))
@@ -213,10 +213,11 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// Version 1, as a host without namespaces shows it inside a container: the group's path is the mount's root.
+    /// Version 1, as a host without namespaces shows it inside a container: the group's path is the mount's
+    /// root.
     fn v1_container() -> MemoryTree {
         let mut tree = MemoryTree::new();
-        tree.put("proc/self/cgroup", "9:memory:/docker/7f\n5:cpu,cpuacct:/docker/7f\n3:cpuset:/docker/7f\n1:name=systemd:/docker/7f")
+        tree.put("proc/self/cgroup", "9:memory:/docker/7f\n5:cpu,cpuacct:/docker/7f\n3:cpuset:/docker/7f\n1:name=systemd:/")
             .put(
                 "proc/self/mountinfo",
                 "61 50 0:30 /docker/7f /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n\
@@ -253,15 +254,16 @@ mod tests {
         assert_eq!((cgroups.memory(), cgroups.quota()), (None, None));
     }
 
-    /// Both versions at once: memory is in a version 1 hierarchy, CPU time in the unified one; the tightest of the levels
-    /// binds, and one above the process's own has less room though a higher limit.
+    /// Both versions at once: memory is in a version 1 hierarchy, CPU time in the unified one; the tightest
+    /// of the levels binds, and one above the process's own has less room though a higher limit.
     #[test]
     fn both_versions_and_ancestors() {
         let mut tree = MemoryTree::new();
         tree.put("proc/self/cgroup", "4:memory:/a/b\n0::/u/v")
             .put(
                 "proc/self/mountinfo",
-                "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
+                "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+                 41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
             )
             .put("sys/fs/cgroup/memory/a/memory.limit_in_bytes", 10 * GIB)
             .put("sys/fs/cgroup/memory/a/memory.usage_in_bytes", 9 * GIB)
@@ -276,8 +278,8 @@ mod tests {
         assert_eq!(cgroups.cpuset(), None);
     }
 
-    /// A path outside what is mounted (`/..` of a namespace, or another root) leaves the mount point; no mounts to see
-    /// leaves the usual place.
+    /// A path outside what is mounted (`/..` of a namespace, or another root) leaves the mount point; no
+    /// mounts to see leaves the usual place.
     #[test]
     fn paths_out_of_sight() {
         let mut tree = MemoryTree::new();

@@ -1,7 +1,7 @@
 //! A set of CPU numbers, as the kernel prints them: `0-5,8`.
 //!
-//! Owns the arithmetic of sets and their text form. Knows nothing of what a CPU is. The set has no fixed capacity,
-//! but refuses numbers no kernel gives out, so that a malformed file can't ask for gigabytes.
+//! Owns the arithmetic of sets and their text form. Knows nothing of what a CPU is. The set has no fixed
+//! capacity, but refuses numbers no kernel gives out, so that a malformed file can't ask for gigabytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +15,10 @@ pub struct CpuSet {
 
 /// Why a text is no CPU list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not a CPU list: `{part}` should be a number or a range such as 0-5, below {limit}", limit = CpuSet::LIMIT)]
+#[error(
+    "`{text}` is not a CPU list: `{part}` should be a number or a range such as 0-5, below {limit}",
+    limit = CpuSet::LIMIT
+)]
 pub struct ParseCpuSetError {
     text: String,
     part: String,
@@ -175,7 +178,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     proptest! {
-        /// Oracle: `BTreeSet`. Set arithmetic, order and equality agree with it, and the text form reads back.
+        /// Oracle: `BTreeSet`. Set arithmetic, order and equality agree with it, and the text form reads
+        /// back.
         #[test]
         fn agrees_with_a_tree_set(a in prop::collection::btree_set(0usize..200, 0..40),
                                   b in prop::collection::btree_set(0usize..200, 0..40)) {

@@ -62,7 +62,8 @@ fn machine(cpus: usize, nodes: &[CpuSet], files: impl Fn(usize) -> Files) -> Mem
     tree
 }
 
-/// 6 cores, 12 threads, one L3: CPU n and n + 6 share a core. Favoured cores are a little faster, none is little.
+/// 6 cores, 12 threads, one L3: CPU n and n + 6 share a core. Favoured cores are a little faster, none is
+/// little.
 pub(crate) fn desktop() -> MemoryTree {
     machine(12, &[range(0..=11)], |cpu| Files {
         siblings: CpuSet::from_iter([cpu % 6, cpu % 6 + 6]),
@@ -88,8 +89,8 @@ pub(crate) fn two_chiplets() -> MemoryTree {
     })
 }
 
-/// Intel hybrid: 4 P-cores with two threads (0-7), 8 E-cores (8-15). Two P-cores are favoured, so that not every P-core
-/// has the largest capacity.
+/// Intel hybrid: 4 P-cores with two threads (0-7), 8 E-cores (8-15). Two P-cores are favoured, so that not
+/// every P-core has the largest capacity.
 pub(crate) fn intel_hybrid() -> MemoryTree {
     let mut tree = machine(16, &[range(0..=15)], |cpu| Files {
         siblings: if cpu < 8 { CpuSet::from_iter([cpu & !1, cpu | 1]) } else { CpuSet::from_iter([cpu]) },
@@ -109,7 +110,8 @@ pub(crate) fn intel_hybrid() -> MemoryTree {
     tree
 }
 
-/// Hybrid ARM: 10 little cores (0-4, 10-14) and 10 big ones (5-9, 15-19), told by capacity alone; CPU 0 is little.
+/// Hybrid ARM: 10 little cores (0-4, 10-14) and 10 big ones (5-9, 15-19), told by capacity alone; CPU 0 is
+/// little.
 pub(crate) fn arm_hybrid() -> MemoryTree {
     let mut tree = machine(20, &[range(0..=19)], |cpu| {
         let big = cpu % 10 >= 5;
@@ -131,7 +133,8 @@ pub(crate) fn arm_hybrid() -> MemoryTree {
     tree
 }
 
-/// Two sockets of 4 cores and 8 threads, a NUMA node each; numbers alternate between sockets, siblings are n and n + 8.
+/// Two sockets of 4 cores and 8 threads, a NUMA node each; numbers alternate between sockets, siblings are n
+/// and n + 8.
 pub(crate) fn two_sockets() -> MemoryTree {
     let even: CpuSet = (0..16).step_by(2).collect();
     let odd: CpuSet = (1..16).step_by(2).collect();
@@ -147,8 +150,8 @@ pub(crate) fn two_sockets() -> MemoryTree {
     })
 }
 
-/// A container on the desktop: CPUs 2, 3 and 8 (the sibling of 2) in the mask, 2.5 CPUs of quota and 8 GiB by cgroup v2,
-/// seen from inside a namespace; the quota is the parent's.
+/// A container on the desktop: CPUs 2, 3 and 8 (the sibling of 2) in the mask, 2.5 CPUs of quota and 8 GiB by
+/// cgroup v2, seen from inside a namespace; the quota is the parent's.
 pub(crate) fn container() -> MemoryTree {
     let mut tree = desktop();
     tree.put("proc/self/status", "Name:\tstrata\nCpus_allowed_list:\t2-3,8")

@@ -1,7 +1,7 @@
 //! How much memory there is for this process: the machine's, and what its control group leaves of it.
 //!
-//! Owns the numbers, not what to do about them: planning is `strata-plan`'s. They are a moment's: `available` and `used`
-//! move.
+//! Owns the numbers, not what to do about them: planning is `strata-plan`'s. They are a moment's: `available`
+//! and `used` move.
 
 use std::fmt;
 
@@ -35,17 +35,20 @@ impl CgroupMemory {
 }
 
 impl MemoryLimits {
-    /// What may still be allocated: the less of what the machine has available and what the control group leaves.
+    /// What may still be allocated: the less of what the machine has available and what the control group
+    /// leaves.
     pub fn usable(&self) -> Option<u64> {
         [self.available, self.cgroup.map(|c| c.room())].into_iter().flatten().min()
     }
 
-    /// The most that this process could ever have: the less of the machine's memory and the control group's limit.
+    /// The most that this process could ever have: the less of the machine's memory and the control group's
+    /// limit.
     pub fn ceiling(&self) -> Option<u64> {
         [self.total, self.cgroup.map(|c| c.limit)].into_iter().flatten().min()
     }
 
-    /// From `/proc/meminfo`, and what the control groups say. A group's limit at or above the machine's memory is none.
+    /// From `/proc/meminfo`, and what the control groups say. A group's limit at or above the machine's
+    /// memory is none.
     pub(crate) fn read(tree: &dyn SysTree, cgroup: Option<CgroupMemory>) -> Self {
         let text = tree.text("proc/meminfo").unwrap_or_default();
         let entry = |name: &str| {

@@ -2,14 +2,15 @@
 //!
 //! Owns the policy, as a pure function of a [`Topology`]; the system call is `affinity`'s. The rules:
 //!
-//! - Cores are ranked big before little, and within a kind by package, NUMA node, L3 group and number, so that few
-//!   threads share a cache. A core counts as one, whatever its SMT siblings.
-//! - *Driver*: the first core, all its allowed siblings. *Compute*: the first sibling of each of the next `threads - 1`
-//!   cores, one set for all workers; the kernel balances inside it.
+//! - Cores are ranked big before little, and within a kind by package, NUMA node, L3 group and number, so
+//!   that few threads share a cache. A core counts as one, whatever its SMT siblings.
+//! - *Driver*: the first core, all its allowed siblings. *Compute*: the first sibling of each of the next
+//!   `threads - 1` cores, one set for all workers; the kernel balances inside it.
 //! - *Front* (tokenizer, clients): the cores that neither drive nor compute, if there are some; else as Io.
-//! - *Io* (reads and the copies behind them): everything but the driver's core, if that leaves something; else everything.
-//! - With more threads than cores the compute set grows by the other siblings; with more than CPUs, driver and compute
-//!   share all CPUs.
+//! - *Io* (reads and the copies behind them): everything but the driver's core, if that leaves something;
+//!   else everything.
+//! - With more threads than cores the compute set grows by the other siblings; with more than CPUs, driver
+//!   and compute share all CPUs.
 //!
 //! Invariant: no set is empty and none leaves the allowed CPUs.
 
@@ -55,7 +56,8 @@ pub enum AssignError {
     NoThreads,
     /// More threads than make sense on any machine.
     #[error(
-        "{asked} threads are more than {limit}, the most there can be; leave --threads out for one per physical core"
+        "{asked} threads are more than {limit}, the most there can be; \
+         leave --threads out for one per physical core"
     )]
     TooMany {
         /// What was asked for.
@@ -85,8 +87,8 @@ impl Assignment {
         self.threads
     }
 
-    /// Whether waiting threads may spin inside a step: not with more threads than allowed CPUs, nor under a CPU quota,
-    /// where a spin is paid with somebody's work.
+    /// Whether waiting threads may spin inside a step: not with more threads than allowed CPUs, nor under a
+    /// CPU quota, where a spin is paid with somebody's work.
     pub fn may_spin(&self) -> bool {
         self.may_spin
     }
@@ -114,10 +116,11 @@ impl fmt::Display for Assignment {
 }
 
 impl Topology {
-    /// The CPU sets of every role for `threads` computing threads, the driver counted; see the module for the rules.
+    /// The CPU sets of every role for `threads` computing threads, the driver counted; see the module for the
+    /// rules.
     ///
-    /// By default there is a thread per physical core; under a CPU quota not more than the quota's whole CPUs (at least
-    /// one), since a thread too many stops all of them until the quota's next period.
+    /// By default there is a thread per physical core; under a CPU quota not more than the quota's whole CPUs
+    /// (at least one), since a thread too many stops all of them until the quota's next period.
     pub fn assign(&self, threads: Option<usize>) -> Result<Assignment, AssignError> {
         match threads {
             Some(0) => return Err(AssignError::NoThreads),
@@ -149,8 +152,8 @@ impl Topology {
             let compute = rest[..workers].iter().filter_map(|core| core.first()).map(|cpu| cpu.id).collect();
             (driver_core.clone(), compute)
         } else {
-            // Siblings are asked for: first siblings of every core but the driver's, then the others in the same order,
-            // the driver's core last, whose first sibling stays the driver's.
+            // Siblings are asked for: first siblings of every core but the driver's, then the others in the
+            // same order, the driver's core last, whose first sibling stays the driver's.
             let depth = cores.iter().map(Vec::len).max().unwrap_or(0);
             let by_sibling =
                 (0..depth).flat_map(|i| rest.iter().chain(&cores[..1]).filter_map(move |core| core.get(i)));
@@ -233,7 +236,8 @@ mod tests {
         assert_eq!(sets(&assign(&tree, 4)), ["0-1", "2,4,6", "2-15", "8-15"]);
     }
 
-    /// Oracle: by hand. The mistake that this crate is there to prevent: work on CPU 0, a little one, because it comes first.
+    /// Oracle: by hand. The mistake that this crate is there to prevent: work on CPU 0, a little one, because
+    /// it comes first.
     #[test]
     fn arm_hybrid_leaves_the_little_first_cpu() {
         let tree = machines::arm_hybrid();
@@ -263,8 +267,8 @@ mod tests {
         assert_eq!(assign(&tree, 3).threads(), 3);
     }
 
-    /// Oracle: the invariant. On every machine, for every number of threads, every set is inside the mask and not empty,
-    /// and there are CPUs enough for the workers unless there are more threads than CPUs.
+    /// Oracle: the invariant. On every machine, for every number of threads, every set is inside the mask and
+    /// not empty, and there are CPUs enough for the workers unless there are more threads than CPUs.
     #[test]
     fn every_set_is_inside_the_mask() {
         for (name, tree) in machines::all() {

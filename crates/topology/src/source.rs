@@ -1,7 +1,8 @@
 //! Where the facts about a machine come from: a tree of small text files.
 //!
-//! [`HostTree`] is the machine's own `/proc` and `/sys`; [`MemoryTree`] is any machine, for tests. Paths have no leading
-//! slash. A file that is missing or unreadable is `None`: whether that matters is for the reader to say.
+//! [`HostTree`] is the machine's own `/proc` and `/sys`; [`MemoryTree`] is any machine, for tests. Paths have
+//! no leading slash. A file that is missing or unreadable is `None`: whether that matters is for the reader
+//! to say.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

@@ -1,8 +1,8 @@
 //! What the pool's protocol is written over: the standard library, or a model checker's twin of it.
 //!
-//! `--cfg loom` and `--cfg shuttle` swap the atomics, the cell and the futex; the protocol's source stays the same.
-//! The models' futex is a mutex and a condition variable: a waiter compares the word under the lock, so a waker is
-//! either seen or waited for, as the kernel does it. Neither model wakes spuriously.
+//! `--cfg loom` and `--cfg shuttle` swap the atomics, the cell and the futex; the protocol's source stays the
+//! same. The models' futex is a mutex and a condition variable: a waiter compares the word under the lock, so
+//! a waker is either seen or waited for, as the kernel does it. Neither model wakes spuriously.
 
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use native::*;

@@ -1,11 +1,12 @@
 //! The machine as one value: CPUs, cores, caches, NUMA nodes, kinds, the starting mask and the limits.
 //!
-//! Owns reading and reconciling them; what to do with them is `roles`'. A [`Topology`] is read once and never changes; it
-//! can be made from any [`SysTree`], so every decision that rests on it is tested on machines nobody here has.
+//! Owns reading and reconciling them; what to do with them is `roles`'. A [`Topology`] is read once and never
+//! changes; it can be made from any [`SysTree`], so every decision that rests on it is tested on machines
+//! nobody here has.
 //!
-//! Invariants: at least one CPU; [`Topology::allowed`] is not empty and every CPU in it is in [`Topology::cpus`]; each CPU
-//! is in exactly one core. What could not be read is filled by the plainest guess (a CPU is a core of its own, on node 0)
-//! and said in [`Topology::notes`].
+//! Invariants: at least one CPU; [`Topology::allowed`] is not empty and every CPU in it is in
+//! [`Topology::cpus`]; each CPU is in exactly one core. What could not be read is filled by the plainest
+//! guess (a CPU is a core of its own, on node 0) and said in [`Topology::notes`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -79,7 +80,8 @@ impl Topology {
         Self::build(&crate::source::HostTree::new("/"), crate::affinity::process_mask())
     }
 
-    /// This machine and process: where the system isn't Linux, as many equal cores as the standard library counts.
+    /// This machine and process: where the system isn't Linux, as many equal cores as the standard library
+    /// counts.
     #[cfg(not(target_os = "linux"))]
     pub fn read() -> Self {
         let mut topology = Self::uniform(std::thread::available_parallelism().map_or(1, usize::from));
@@ -87,7 +89,8 @@ impl Topology {
         topology
     }
 
-    /// A machine of `cpus` (at least one) equal cores without siblings, all allowed, whose memory is not known.
+    /// A machine of `cpus` (at least one) equal cores without siblings, all allowed, whose memory is not
+    /// known.
     pub fn uniform(cpus: usize) -> Self {
         let allowed: CpuSet = (0..cpus.max(1)).collect();
         let cpus = allowed.iter().map(Cpu::alone).collect();
@@ -210,7 +213,10 @@ fn allowed_cpus(
     let Some(cgroup) = cgroup else { return mask };
     let both = mask.intersection(&cgroup);
     if both.is_empty() {
-        notes.push(format!("the control group's CPUs ({cgroup}) and the affinity mask ({mask}) have none in common: the mask counts"));
+        notes.push(format!(
+            "the control group's CPUs ({cgroup}) and the affinity mask ({mask}) have none in common: \
+             the mask counts"
+        ));
         return mask;
     }
     both
@@ -285,9 +291,9 @@ fn settle_nodes(tree: &dyn SysTree, cpus: &mut [Cpu]) {
     }
 }
 
-/// Tells big from little. Where the kernel lists the kinds (Intel's hybrid parts) it is believed; else a CPU is little
-/// if its capacity is below three quarters of the largest; without capacities, if its frequency is. Not "below the
-/// largest": the favoured cores of one kind differ by some percent.
+/// Tells big from little. Where the kernel lists the kinds (Intel's hybrid parts) it is believed; else a CPU
+/// is little if its capacity is below three quarters of the largest; without capacities, if its frequency is.
+/// Not "below the largest": the favoured cores of one kind differ by some percent.
 fn settle_kinds(tree: &dyn SysTree, cpus: &mut [Cpu]) {
     let list = |path: &str| tree.text(path).and_then(|text| text.parse::<CpuSet>().ok()).unwrap_or_default();
     let big = list("sys/devices/cpu_core/cpus");
@@ -454,8 +460,8 @@ mod tests {
         assert!(t.notes()[0].contains("none in common"), "{:?}", t.notes());
     }
 
-    /// Oracle: none needed. Whatever is in a file, the invariants of the type hold. Of files that differ by a number in
-    /// their path only, the last is tried.
+    /// Oracle: none needed. Whatever is in a file, the invariants of the type hold. Of files that differ by a
+    /// number in their path only, the last is tried.
     #[test]
     fn nonsense_is_survived() {
         for (name, tree) in machines::all() {
@@ -485,8 +491,8 @@ mod tests {
         }
     }
 
-    /// Oracle: this process. Whatever machine the tests run on, the standard library counts the same CPUs (or fewer: it
-    /// divides by the quota).
+    /// Oracle: this process. Whatever machine the tests run on, the standard library counts the same CPUs (or
+    /// fewer: it divides by the quota).
     #[test]
     fn this_machine() {
         let t = Topology::read();

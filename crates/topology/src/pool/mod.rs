@@ -1,13 +1,13 @@
 //! The sleeping pool: threads that compute one region at a time, and sleep when they wait.
 //!
-//! Owns the worker threads and the rule for spinning; the protocol between them is `regions`. Does not know what a task
-//! is. A *region* is a number of tasks over one closure; its caller takes part as worker 0 and gets on when every task
-//! has returned. A *step* ([`Pool::step`]) is a stretch of regions that follow each other closely, such as one decode
-//! step.
+//! Owns the worker threads and the rule for spinning; the protocol between them is `regions`. Does not know
+//! what a task is. A *region* is a number of tasks over one closure; its caller takes part as worker 0 and
+//! gets on when every task has returned. A *step* ([`Pool::step`]) is a stretch of regions that follow each
+//! other closely, such as one decode step.
 //!
-//! Invariant (the project's promise that no thread spins while it waits): a thread of the pool spins only inside a step,
-//! at most [`Pool::SPIN_LIMIT`] at a time, and never when there are more threads than CPUs or the process has a CPU
-//! quota. Everything else is a sleep on a futex.
+//! Invariant (the project's promise that no thread spins while it waits): a thread of the pool spins only
+//! inside a step, at most [`Pool::SPIN_LIMIT`] at a time, and never when there are more threads than CPUs or
+//! the process has a CPU quota. Everything else is a sleep on a futex.
 //!
 //! A region allocates nothing. What it costs is `benches/pool.rs`.
 
@@ -36,7 +36,8 @@ pub enum PoolError {
     Assign(#[from] AssignError),
     /// The system refuses a thread.
     #[error(
-        "the system refused worker thread {worker} of {threads}: {source}; ask for fewer with --threads or raise the process limit"
+        "the system refused worker thread {worker} of {threads}: {source}; \
+         ask for fewer with --threads or raise the process limit"
     )]
     Spawn {
         /// Which worker; the caller is 0.
@@ -57,7 +58,8 @@ pub struct Pool {
     spin: Duration,
 }
 
-/// A running step of a [`Pool`]: while it lives, waiting threads may spin for [`Pool::SPIN_LIMIT`] before they sleep.
+/// A running step of a [`Pool`]: while it lives, waiting threads may spin for [`Pool::SPIN_LIMIT`] before
+/// they sleep.
 #[must_use = "the step ends when this is dropped"]
 pub struct Step<'p>(&'p Pool);
 
@@ -65,13 +67,14 @@ impl Pool {
     /// The longest that a thread spins at a time, and only inside a step.
     pub const SPIN_LIMIT: Duration = Duration::from_micros(20);
 
-    /// A pool of `threads` threads, the caller counted; by default one per physical core (see [`Topology::assign`]).
+    /// A pool of `threads` threads, the caller counted; by default one per physical core (see
+    /// [`Topology::assign`]).
     pub fn new(topology: &Topology, threads: impl Into<Option<usize>>) -> Result<Self, PoolError> {
         Self::with(&topology.assign(threads.into())?)
     }
 
-    /// A pool with the threads and CPU sets of `assignment`. The thread that will call [`Pool::run`] is not touched: spawn
-    /// it as [`Role::Driver`].
+    /// A pool with the threads and CPU sets of `assignment`. The thread that will call [`Pool::run`] is not
+    /// touched: spawn it as [`Role::Driver`].
     pub fn with(assignment: &Assignment) -> Result<Self, PoolError> {
         let threads = assignment.threads();
         // A little short of the limit, for the looks between two readings of the clock.
@@ -100,21 +103,22 @@ impl Pool {
 
     /// Runs `f(task, worker)` once for every task below `tasks` and returns when all have returned.
     ///
-    /// Tasks are claimed in ascending order by whoever is free; the calling thread is worker 0. At any time, no two
-    /// threads have the same worker number, so it can index scratch. What the tasks wrote is visible after the return.
-    /// One task, or a pool of one thread, runs without any other thread being told.
+    /// Tasks are claimed in ascending order by whoever is free; the calling thread is worker 0. At any time,
+    /// no two threads have the same worker number, so it can index scratch. What the tasks wrote is visible
+    /// after the return. One task, or a pool of one thread, runs without any other thread being told.
     ///
     /// # Panics
-    /// When a task panics: with the payload of the first that did, after every thread has left the region; tasks not
-    /// begun by then are left out. The pool stays usable. Also when called from inside a task or from two threads at
-    /// once, and for more than 2^31 - 2 tasks.
+    /// When a task panics: with the payload of the first that did, after every thread has left the region;
+    /// tasks not begun by then are left out. The pool stays usable. Also when called from inside a task or
+    /// from two threads at once, and for more than 2^31 - 2 tasks.
     pub fn run(&self, tasks: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         let spin = if self.regions.stepping() { self.spin } else { Duration::ZERO };
         self.regions.run(tasks, f, spin);
     }
 
-    /// Cuts `0..len` into chunks of `grain` (the last may be shorter) and runs `f(chunk, worker)` once for each, as
-    /// [`Pool::run`] does. Where the cuts are depends on `len` and `grain` only, not on the number of threads.
+    /// Cuts `0..len` into chunks of `grain` (the last may be shorter) and runs `f(chunk, worker)` once for
+    /// each, as [`Pool::run`] does. Where the cuts are depends on `len` and `grain` only, not on the number
+    /// of threads.
     ///
     /// # Panics
     /// As [`Pool::run`]; and when `grain` is 0.
@@ -125,8 +129,9 @@ impl Pool {
         });
     }
 
-    /// Begins a step: until the guard is dropped, threads that wait for the next region may spin a little first. Hold it
-    /// over regions that follow each other closely, never over a wait for a client, a disk or a device.
+    /// Begins a step: until the guard is dropped, threads that wait for the next region may spin a little
+    /// first. Hold it over regions that follow each other closely, never over a wait for a client, a disk or
+    /// a device.
     pub fn step(&self) -> Step<'_> {
         self.regions.begin_step();
         Step(self)

@@ -1,9 +1,9 @@
 //! The pool's protocol under two model checkers, and mutants of it that they must catch.
 //!
-//! Loom goes through every interleaving (up to a number of forced switches) under the memory model, and knows which
-//! reads race: it is the oracle for the closure's hand-over. Shuttle goes through random schedules with more threads: it
-//! is the oracle for lost wake-ups. Both report a thread that nobody wakes as a deadlock. The same scenarios run under
-//! both, over [`Sound`] and over each mutant:
+//! Loom goes through every interleaving (up to a number of forced switches) under the memory model, and knows
+//! which reads race: it is the oracle for the closure's hand-over. Shuttle goes through random schedules with
+//! more threads: it is the oracle for lost wake-ups. Both report a thread that nobody wakes as a deadlock.
+//! The same scenarios run under both, over [`Sound`] and over each mutant:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom"    cargo test -p strata-topology --lib model --target-dir target/loom
@@ -46,7 +46,8 @@ fn with_pool<V: Variant + 'static>(workers: usize, spin: Duration, body: impl Fn
 /// What the tasks of one region write, without atomics: a race or a missing hand-over is the model's to find.
 struct Slots(Vec<Cell<u32>>);
 
-// SAFETY: a slot is written by the task that it belongs to and read after the region; that is what the models check.
+// SAFETY: a slot is written by the task that it belongs to and read after the region; that is what the models
+// check.
 unsafe impl Sync for Slots {}
 
 impl Slots {
@@ -63,8 +64,8 @@ impl Slots {
     }
 }
 
-/// Regions one after the other, each with its own closure and slots: every task runs once, by its own region's closure,
-/// and the caller sees what it wrote. Workers that wake late meet every later region.
+/// Regions one after the other, each with its own closure and slots: every task runs once, by its own
+/// region's closure, and the caller sees what it wrote. Workers that wake late meet every later region.
 fn regions_in_a_row<V: Variant + 'static>(workers: usize, tasks: &[usize], spin: Duration) {
     with_pool::<V>(workers, spin, |regions| {
         for (region, &tasks) in tasks.iter().enumerate() {
@@ -76,7 +77,8 @@ fn regions_in_a_row<V: Variant + 'static>(workers: usize, tasks: &[usize], spin:
     });
 }
 
-/// A region with a task per thread, each of which waits for all the others: it ends only if every worker comes.
+/// A region with a task per thread, each of which waits for all the others: it ends only if every worker
+/// comes.
 fn everyone_is_needed<V: Variant + 'static>(workers: usize, rounds: usize, spin: Duration) {
     with_pool::<V>(workers, spin, |regions| {
         for _ in 0..rounds {

@@ -1,29 +1,30 @@
 //! The protocol of the pool: how a caller and its workers share a region's tasks, and how both sleep.
 //!
-//! Owns the words that both sides look at; does not own threads, CPU sets or the decision how long to spin. It is
-//! written over `crate::sync`, so that loom and shuttle run the same source.
+//! Owns the words that both sides look at; does not own threads, CPU sets or the decision how long to spin.
+//! It is written over `crate::sync`, so that loom and shuttle run the same source.
 //!
-//! A region goes through four words:
+//! A region goes through three words, one of them twice:
 //!
-//! 1. `left`, the tasks not yet finished, and one more for the caller. The caller moves it from 0 to `tasks + 1`, which
-//!    also locks out a second caller.
-//! 2. `claim`, `tasks << 32 | next`. Set once the closure is in place (release). Whoever adds one to it and gets
-//!    `next < tasks` (acquire) owns that task.
-//! 3. `epoch`, which only says "look again": workers sleep on it. The caller adds one and wakes as many sleepers as the
-//!    region has tasks for.
-//! 4. `left` again: everyone subtracts what they ran, once, at their end; who gets to one wakes the caller if it sleeps.
-//!    The caller, done with everything, sets it to 0.
+//! 1. `left`, the tasks not yet finished, and one more for the caller. The caller moves it from 0 to
+//!    `tasks + 1`, which also locks out a second caller.
+//! 2. `claim`, `tasks << 32 | next`. Set once the closure is in place (release). Whoever adds one to it and
+//!    gets `next < tasks` (acquire) owns that task.
+//! 3. `epoch`, which only says "look again": workers sleep on it. The caller adds one and wakes as many
+//!    sleepers as the region has tasks for.
+//! 4. `left` again: everyone subtracts what they ran, once, at their end; who gets to one wakes the caller if
+//!    it sleeps. The caller, done with everything, sets it to 0.
 //!
-//! Invariant: the closure is read only by the owner of an unfinished task. A region ends when no task is unfinished, and
-//! the closure is replaced only after that: so a worker that wakes late, a region or a thousand later, finds either
-//! nothing to claim or a task of the region that runs now, and then reads that region's closure.
+//! Invariant: the closure is read only by the owner of an unfinished task. A region ends when no task is
+//! unfinished, and the closure is replaced only after that: so a worker that wakes late, a region or a
+//! thousand later, finds either nothing to claim or a task of the region that runs now, and then reads that
+//! region's closure.
 //!
-//! Nothing waits for a worker that has claimed nothing. A worker that is late (its CPU is taken by someone else) costs
-//! parallelism, not time: the caller goes through the tasks itself.
+//! Nothing waits for a worker that has claimed nothing. A worker that is late (its CPU is taken by someone
+//! else) costs parallelism, not time: the caller goes through the tasks itself.
 //!
-//! Nobody sleeps through a region: a worker reads `epoch` before it looks for tasks and sleeps only on that value. It
-//! announces itself in `sleepers` before it sleeps; the caller changes `epoch` before it reads `sleepers`. Both are
-//! read-modify-writes of `sleepers`, so one of them comes second and sees the other.
+//! Nobody sleeps through a region: a worker reads `epoch` before it looks for tasks and sleeps only on that
+//! value. It announces itself in `sleepers` before it sleeps; the caller changes `epoch` before it reads
+//! `sleepers`. Both are read-modify-writes of `sleepers`, so one of them comes second and sees the other.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -38,7 +39,8 @@ use crate::sync::{
 /// The bit of `left` that says that the caller sleeps.
 const ASLEEP: u32 = 1 << 31;
 
-/// The protocol with a part taken out, for the tests that show that the models notice. [`Sound`] is what runs.
+/// The protocol with a part taken out, for the tests that show that the models notice. [`Sound`] is what
+/// runs.
 pub(super) trait Variant {
     /// Workers are called before the tasks are there.
     const CALL_BEFORE_CLAIM: bool = false;
@@ -64,7 +66,8 @@ pub(super) trait Variant {
 pub(super) struct Sound;
 impl Variant for Sound {}
 
-/// Keeps what one side writes and the other watches away from its neighbours; 128 since x86 prefetches lines in pairs.
+/// Keeps what one side writes and the other watches away from its neighbours; 128 since x86 prefetches lines
+/// in pairs.
 #[repr(align(128))]
 struct Line<T>(T);
 
@@ -117,12 +120,12 @@ impl<V: Variant> Regions<V> {
         }
     }
 
-    /// Runs `f(task, worker)` for each task below `tasks` and returns when all have returned. The caller is worker 0. It
-    /// spins at most `spin` for the last of the others, then sleeps.
+    /// Runs `f(task, worker)` for each task below `tasks` and returns when all have returned. The caller is
+    /// worker 0. It spins at most `spin` for the last of the others, then sleeps.
     ///
     /// # Panics
-    /// With the payload of the first task that panicked (tasks not yet claimed are then left out); or when a region is
-    /// running already; or when `tasks` exceeds [`Self::MOST_TASKS`].
+    /// With the payload of the first task that panicked (tasks not yet claimed are then left out); or when a
+    /// region is running already; or when `tasks` exceeds [`Self::MOST_TASKS`].
     pub(super) fn run(&self, tasks: usize, f: &(dyn Fn(usize, usize) + Sync), spin: Duration) {
         assert!(tasks <= Self::MOST_TASKS, "a region can have {} tasks, not {tasks}", Self::MOST_TASKS);
         if tasks == 0 {
@@ -144,15 +147,16 @@ impl<V: Variant> Regions<V> {
         if V::CLAIM_BEFORE_JOB {
             self.front.0.claim.swap((tasks as u64) << 32, Ordering::Release);
         }
-        // SAFETY: this thread took `left` from 0, so no other `put` runs until it gives it back. No `call` runs: a call is
-        // made only by the owner of an unfinished task, and there was none; earlier ones happen before this by the
-        // releases of `left` and our acquire. `f` is borrowed until this function returns, or unwinds at its end, which is
-        // after `await_rest` has seen that no task is unfinished; nothing between panics.
+        // SAFETY: this thread took `left` from 0, so no other `put` runs until it gives it back. No `call`
+        // runs: a call is made only by the owner of an unfinished task, and there was none; earlier ones
+        // happen before this by the releases of `left` and our acquire. `f` is borrowed until this function
+        // returns, or unwinds at its end, which is after `await_rest` has seen that no task is unfinished;
+        // nothing between panics.
         unsafe { self.front.0.job.put(f) };
         if !V::CLAIM_BEFORE_JOB {
             let order = if V::RELAXED_CLAIM { Ordering::Relaxed } else { Ordering::Release };
-            // A swap only for loom, which lets a store be overtaken by a late worker's earlier addition. It costs nothing: the
-            // line is needed for writing anyway.
+            // A swap only for loom, which lets a store be overtaken by a late worker's earlier addition. It
+            // costs nothing: the line is needed for writing anyway.
             self.front.0.claim.swap((tasks as u64) << 32, order);
         }
         if !V::CALL_BEFORE_CLAIM {
@@ -168,8 +172,8 @@ impl<V: Variant> Regions<V> {
         }
     }
 
-    /// A worker's life: runs what there is, waits, until [`Self::stop`]. Spins at most `spin` at a time, only while a
-    /// step is running.
+    /// A worker's life: runs what there is, waits, until [`Self::stop`]. Spins at most `spin` at a time, only
+    /// while a step is running.
     pub(super) fn serve(&self, worker: usize, spin: Duration) {
         let Front { epoch, stop, .. } = &self.front.0;
         loop {
@@ -216,8 +220,8 @@ impl<V: Variant> Regions<V> {
     fn claim(&self) -> Option<usize> {
         let claim = &self.front.0.claim;
         let split = |word: u64| ((word >> 32) as u32, word as u32);
-        // A look before the write: idle workers must not pull the line away from those that work, and `next` overshoots
-        // by no more than one per thread.
+        // A look before the write: idle workers must not pull the line away from those that work, and `next`
+        // overshoots by no more than one per thread.
         let (tasks, next) = split(claim.load(Ordering::Relaxed));
         if next >= tasks {
             return None;
@@ -237,9 +241,10 @@ impl<V: Variant> Regions<V> {
                     left.fetch_sub(1, Ordering::AcqRel);
                     ran -= 1;
                 }
-                // SAFETY: this thread owns an unfinished task: it is in `ran`, which is subtracted from `left` only
-                // below. The claim acquired the word that was released after the `put` of its region, whose `run` does
-                // not return, and so neither ends the borrow nor lets another `put` begin, before `left` is down to 1.
+                // SAFETY: this thread owns an unfinished task: it is in `ran`, which is subtracted from
+                // `left` only below. The claim acquired the word that was released after the `put` of its
+                // region, whose `run` does not return, and so neither ends the borrow nor lets another `put`
+                // begin, before `left` is down to 1.
                 unsafe { self.front.0.job.call(task, worker) };
             }
         }));
@@ -267,14 +272,15 @@ impl<V: Variant> Regions<V> {
         self.panic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the tasks that nobody owns out of the current region; returns how many those were. Called by an owner of an
-    /// unfinished task, so the region is the owner's.
+    /// Takes the tasks that nobody owns out of the current region; returns how many those were. Called by an
+    /// owner of an unfinished task, so the region is the owner's.
     fn abandon(&self) -> u32 {
         let word = self.front.0.claim.swap(0, Ordering::Relaxed);
         ((word >> 32) as u32).saturating_sub(word as u32)
     }
 
-    /// Tells workers to look, and wakes as many sleepers as `tasks` has work for, the caller and those awake counted.
+    /// Tells workers to look, and wakes as many sleepers as `tasks` has work for, the caller and those awake
+    /// counted.
     fn call_workers(&self, tasks: usize) {
         let epoch = &self.front.0.epoch;
         let early = V::SLEEPERS_BEFORE_EPOCH.then(|| self.sleepers.0.fetch_add(0, Ordering::AcqRel));

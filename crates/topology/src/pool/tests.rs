@@ -56,8 +56,8 @@ fn worker_numbers_are_exclusive() {
     }
 }
 
-/// Oracle: the payload. It reaches the caller whoever panicked, no task runs twice or after the return, and the pool
-/// works on.
+/// Oracle: the payload. It reaches the caller whoever panicked, no task runs twice or after the return, and
+/// the pool works on.
 #[test]
 fn a_panic_reaches_the_caller_and_the_pool_survives() {
     for threads in [1, 2, 4] {
@@ -103,8 +103,8 @@ fn many_panics_at_once() {
     assert!(pool.workers.iter().all(|worker| !worker.is_finished()));
 }
 
-/// Oracle: the documented panic, from inside a task and from a second thread, also for one thread and one task, where
-/// nobody else would be disturbed.
+/// Oracle: the documented panic, from inside a task and from a second thread, also for one thread and one
+/// task, where nobody else would be disturbed.
 #[test]
 fn regions_neither_nest_nor_overlap() {
     let message = |outcome: std::thread::Result<()>| *outcome.unwrap_err().downcast::<&str>().unwrap();
@@ -163,8 +163,9 @@ fn ticks(thread: &str) -> u64 {
     after_name[11].parse::<u64>().unwrap() + after_name[12].parse::<u64>().unwrap()
 }
 
-/// Oracle: the kernel's account of the workers' own CPU time. After a region, in a step that goes on without another and
-/// outside of one, waiting workers use next to nothing: a spin through the pause would be its whole length.
+/// Oracle: the kernel's account of the workers' own CPU time. After a region, in a step that goes on without
+/// another and outside of one, waiting workers use next to nothing: a spin through the pause would be its
+/// whole length.
 #[cfg(target_os = "linux")]
 #[test]
 fn waiting_workers_use_no_cpu() {
