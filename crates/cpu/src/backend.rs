@@ -17,6 +17,7 @@ use crate::buffers::Buffers;
 use crate::draft::Join;
 use crate::memory::{self, Described};
 use crate::route::Routing;
+use crate::select::MOST_DIM;
 use crate::shared::{Crew, Grid, run};
 use crate::spans::Piece;
 use crate::state::State;
@@ -165,8 +166,9 @@ fn check(shape: &Shape) -> Result<(), BackendError> {
     });
     let qsa = shape.qsa.as_ref().is_none_or(|q| {
         let rotary = q.rotary.is_multiple_of(2) && q.rotary <= q.head_dim;
-        let indexer =
-            q.block == 0 || (q.budget.is_multiple_of(q.block) && q.budget > 0 && q.rotary <= q.index_dim);
+        let dims = q.rotary.max(1)..=MOST_DIM;
+        let budget = q.budget > 0 && q.budget.is_multiple_of(q.block.max(1));
+        let indexer = q.block == 0 || (budget && dims.contains(&q.index_dim));
         q.kv_heads > 0 && q.heads.is_multiple_of(q.kv_heads) && rotary && indexer
     });
     let moe = (1..=shape.moe.experts).contains(&shape.moe.used);

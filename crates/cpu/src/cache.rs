@@ -1,16 +1,17 @@
 //! Positional caches: keys, values, raw and pooled indexer keys of every token of every sequence.
 //!
 //! Owns the memory, the stored precision and the layout: per sequence and key/value head the positions follow each other,
-//! so that a selected block of tokens is one piece. The byte form is `Spec`'s: `[tokens][kv_heads * head_dim]` keys, values,
+//! so that a selected block of tokens is one piece; pooled keys lie in strips of sixteen blocks ([`crate::strip`]). The byte form is `Spec`'s: `[tokens][kv_heads * head_dim]` keys, values,
 //! then `[tokens][index_dim]` raw keys and `[tokens / block][index_dim]` pooled ones.
 //!
 //! Invariant: what is read is what was stored: a value goes through the cache's format even inside the window that appends it.
 
 use strata_backend::{BackendError, KvFormat, QsaShape, Spec};
 use strata_plan::{Arena, Block, Category, Plan, Region};
-use strata_quant::{Isa, float};
+use strata_quant::{Isa, float, math};
 
 use crate::failed;
+use crate::strip::STRIP;
 
 /// Regions of one layer's caches.
 pub(crate) struct CacheRegions {
@@ -30,6 +31,7 @@ impl CacheRegions {
         };
         let kv = (q.kv_heads * q.head_dim).saturating_mul(spec.context);
         let [raw, pooled] = index_values(q, spec.context);
+        let pooled = pooled.next_multiple_of(STRIP * q.index_dim.max(1));
         Some(CacheRegions {
             keys: region("keys", kv),
             values: region("values", kv),
@@ -146,9 +148,22 @@ impl Cache {
         (slot * self.context + position) * self.shape.index_dim
     }
 
-    /// Where the pooled key of a block starts.
+    /// Where the strip of pooled keys starts that a block is in.
     pub(crate) fn pooled_at(&self, slot: usize, block: usize) -> usize {
-        (slot * (self.context / self.shape.block.max(1)) + block) * self.shape.index_dim
+        let strips = (self.context / self.shape.block.max(1)).div_ceil(STRIP);
+        (slot * strips + block / STRIP) * STRIP * self.shape.index_dim
+    }
+
+    /// Stores a block's pooled key.
+    pub(crate) fn put_pooled(&mut self, slot: usize, block: usize, key: &[f32]) {
+        let at = self.pooled_at(slot, block) + block % STRIP;
+        match &mut self.pooled {
+            Store::F32(data) => data[at..].iter_mut().step_by(STRIP).zip(key).for_each(|(x, key)| *x = *key),
+            Store::F16(data) => {
+                let places = data[at..].iter_mut().step_by(STRIP);
+                places.zip(key).for_each(|(x, &key)| *x = math::f32_to_f16(key));
+            }
+        }
     }
 
     /// Copies the caches of a sequence's first `tokens` tokens to another's.
@@ -164,7 +179,8 @@ impl Cache {
         }
         let at = [self.raw_at(from, 0), self.raw_at(to, 0), self.pooled_at(from, 0), self.pooled_at(to, 0)];
         self.raw.copy(at[0], at[1], raw);
-        self.pooled.copy(at[2], at[3], pooled);
+        // Whole strips.
+        self.pooled.copy(at[2], at[3], pooled.next_multiple_of(STRIP * self.shape.index_dim));
     }
 
     /// Bytes of the byte form of `tokens` tokens.
@@ -185,9 +201,9 @@ impl Cache {
         if self.shape.block == 0 {
             return;
         }
-        let [raw, pooled] = index_values(&self.shape, tokens);
+        let [raw, _] = index_values(&self.shape, tokens);
         self.raw.export(self.raw_at(slot, 0), raw, out);
-        self.pooled.export(self.pooled_at(slot, 0), pooled, out);
+        self.pooled_places(slot, tokens).for_each(|at| self.pooled.export(at, 1, out));
     }
 
     /// The other way; `bytes` are as many as [`Cache::exported`] says.
@@ -205,9 +221,17 @@ impl Cache {
         if self.shape.block == 0 {
             return;
         }
-        let [raw, pooled] = index_values(&self.shape, tokens);
-        let at = [self.raw_at(slot, 0), self.pooled_at(slot, 0)];
-        rest = self.raw.import(at[0], raw, rest);
-        self.pooled.import(at[1], pooled, rest);
+        let [raw, _] = index_values(&self.shape, tokens);
+        rest = self.raw.import(self.raw_at(slot, 0), raw, rest);
+        for at in self.pooled_places(slot, tokens) {
+            rest = self.pooled.import(at, 1, rest);
+        }
+    }
+
+    /// Where the values of the pooled keys of `tokens` tokens are, in the order of the byte form.
+    fn pooled_places(&self, slot: usize, tokens: usize) -> impl Iterator<Item = usize> + use<> {
+        let (first, dim) = (self.pooled_at(slot, 0), self.shape.index_dim);
+        let start = move |block: usize| first + block / STRIP * STRIP * dim + block % STRIP;
+        (0..tokens / self.shape.block).flat_map(move |block| (0..dim).map(move |j| start(block) + j * STRIP))
     }
 }

@@ -11,19 +11,25 @@ use strata_quant::{Isa, dispatch, lanes, math};
 
 use crate::backend::CpuBackend;
 use crate::bench::{Scratch, Spread, Team};
-use crate::recurrent::{Kind, look_back, place};
+use crate::recurrent::{Kind, look_back, place, strips};
 use crate::shared::{Grid, Job, Picked, Tile, run_on};
 use crate::spans::Piece;
+use crate::strip::{STRIP, Strip, fold_lanes};
 use crate::{failed, norm, weights};
 
 /// Floats per row of a piece: convolution input, gate, decay and write strength, output.
 pub(crate) fn piece_floats(g: &GdnShape) -> usize {
-    g.channels() + 2 * g.value_width() + 2 * g.value_heads
+    g.channels() + g.value_width() + 2 * g.value_heads + columns(g)
 }
 
-/// Floats of a worker: the output stage's tile, or a key head's part of a piece.
+/// State columns, with those that fill up strips.
+fn columns(g: &GdnShape) -> usize {
+    g.value_heads * strips(g) * STRIP
+}
+
+/// Floats of a worker: the output stage's tile, or q, k and a strip of v for a piece.
 pub(crate) fn scratch(g: &GdnShape, tile: usize, piece: usize) -> usize {
-    (tile * g.value_width()).max(piece * (2 * g.key_dim + g.value_heads.div_ceil(g.key_heads) * g.value_dim))
+    (tile * g.value_width()).max(piece * (2 * g.key_dim + STRIP))
 }
 
 impl CpuBackend {
@@ -59,7 +65,7 @@ impl CpuBackend {
             let mut floats = Scratch { floats: &mut self.piece_floats, acts: &mut [] };
             let (conv, z) = (floats.take(n * channels), floats.take(n * values));
             let (decay, strength) = (floats.take(n * heads), floats.take(n * heads));
-            let o = floats.take(n * values);
+            let o = floats.take(n * columns(&g));
 
             let u = &u[range.start * d..range.end * d];
             let by = Spread::new(team, n, in_bytes);
@@ -88,28 +94,30 @@ impl CpuBackend {
             let memory = self.state.layer(layer)?;
             let state = memory.recurrent.gdn.as_mut();
             let state = state.ok_or_else(|| failed(format!("layer {} has no GDN state", layer.0)))?;
-            // A task has a key head's columns, or an even part of them where that makes too few tasks for the threads.
-            let group = values / g.key_heads;
-            let tasks = team.tasks(n * values * g.key_dim * 3);
-            let mut cols = group;
-            while slots.len() * (values / cols) < tasks.min(team.threads()) && cols % 16 == 0 {
-                cols /= 2;
+            // A task has a key head's strips, or an even part of them where that makes too few tasks for the threads.
+            let group = columns(&g) / STRIP / g.key_heads;
+            let tasks = team.tasks(n * values * g.key_dim);
+            let mut own = group;
+            while slots.len() * g.key_heads * (group / own) < tasks.min(team.threads())
+                && own.is_multiple_of(2)
+            {
+                own /= 2;
             }
-            let (each, parts) = (state.each(), values / cols);
+            let (each, parts) = (state.each(), g.key_heads * (group / own));
             let split = (
-                Picked::new(&mut state.columns, each, slots, 2 * cols * g.key_dim),
-                Grid::bands(&mut *o, values, bounds, cols),
+                Picked::new(&mut state.columns, each, slots, own * 2 * STRIP * g.key_dim),
+                Grid::bands(&mut *o, columns(&g), bounds, own * STRIP),
             );
             let (conv, decay, strength, history) = (&*conv, &*decay, &*strength, &state.history);
             let pool = team.pool.filter(|_| tasks > 1);
-            run_on(pool, &mut self.bench, split, |task, (columns, o), scratch| {
+            run_on(pool, &mut self.bench, split, |task, (strips, o), scratch| {
                 let (portion, part) = (&portions[task / parts], task % parts);
                 let rows = portion.row..portion.row + portion.rows;
                 let part = Part {
                     g,
                     eps,
-                    key_head: part * cols / group,
-                    column: part * cols % group,
+                    key_head: part * own / group,
+                    strip: part * own % group,
                     history: history.get(portion.slot, portion.from),
                     conv: &conv[rows.start * channels..rows.end * channels],
                     taps,
@@ -117,7 +125,7 @@ impl CpuBackend {
                     strength: &strength[rows.start * heads..rows.end * heads],
                     versions: [portion.from, portion.to],
                 };
-                part.run(team.isa, columns, o, scratch);
+                part.run(team.isa, strips, o, scratch);
             });
             for portion in portions {
                 let new = &conv[portion.row * channels..(portion.row + portion.rows) * channels];
@@ -136,8 +144,9 @@ impl CpuBackend {
             by.run(&mut self.bench, split, |team, rows, y, mut scratch| {
                 let normed = scratch.take(rows.len() * values);
                 team.rows(normed, values, 10 * values, |part, normed| {
-                    let part = (rows.start + part.start) * values..(rows.start + part.end) * values;
-                    gated_norm(team.isa, g, eps, gamma, &o[part.clone()], &z[part], normed);
+                    let part = rows.start + part.start..rows.start + part.end;
+                    let (o, z) = (&o[part.start * columns(&g)..], &z[part.start * values..]);
+                    gated_norm(team.isa, g, eps, gamma, o, z, normed);
                 });
                 let input = team.input(normed, values, scratch.acts, &[out]);
                 team.products(input, &mut [Job::new(out, y.into_slice(), d)]);
@@ -164,14 +173,16 @@ dispatch! {
 }
 
 dispatch! {
-    /// `rms(o) * gamma * sigmoid(z)` per value head; `o` has the heads in the order of [`place`].
+    /// `rms(o) * gamma * sigmoid(z)` per value head, for the rows of `out`; `o` is in strips, the heads in the order of
+    /// [`place`].
     fn gated_norm(isa, g: GdnShape, eps: f32, gamma: &[f32], o: &[f32], z: &[f32], out: &mut [f32]) {
         let values = g.value_width();
-        let rows = o.chunks_exact(values).zip(z.chunks_exact(values)).zip(out.chunks_exact_mut(values));
-        for ((o, z), out) in rows {
+        let width = strips(&g) * STRIP;
+        let rows = o.chunks_exact(g.value_heads * width).zip(z.chunks_exact(values));
+        for ((o, z), out) in rows.zip(out.chunks_exact_mut(values)) {
             let heads = z.chunks_exact(g.value_dim).zip(out.chunks_exact_mut(g.value_dim));
             for (h, (z, out)) in heads.enumerate() {
-                norm::rms(&o[place(&g, h) * g.value_dim..][..g.value_dim], gamma, eps, out);
+                norm::rms(&o[place(&g, h) * width..][..g.value_dim], gamma, eps, out);
                 for (out, &z) in out.iter_mut().zip(z) {
                     *out *= math::sigmoid(z);
                 }
@@ -180,13 +191,13 @@ dispatch! {
     }
 }
 
-/// The convolution and the delta rule for one portion's rows and some state columns of one key head.
+/// The convolution and the delta rule for one portion's rows and some strips of one key head.
 struct Part<'a> {
     g: GdnShape,
     eps: f32,
     key_head: usize,
-    /// The first column, among those of the key head.
-    column: usize,
+    /// The first strip, among those of the key head.
+    strip: usize,
     /// The rows before the portion.
     history: &'a [f32],
     /// The portion's rows of convolution input, `[rows][channels]`.
@@ -197,55 +208,64 @@ struct Part<'a> {
     decay: &'a [f32],
     /// `[rows][value_heads]`
     strength: &'a [f32],
-    /// Which version of a column is read, which is written.
+    /// Which version of the state is read, which is written.
     versions: [usize; 2],
 }
 
 impl Part<'_> {
-    /// `columns` is `[cols][version][key_dim]`, row `t` of `o` takes the columns' outputs for row `t`.
-    fn run(&self, isa: Isa, columns: &mut [f32], mut o: Tile<'_, f32>, mut scratch: Scratch<'_>) {
+    /// `state` is `[strips][version][key_dim][16]`; row `t` of `o` takes the columns' outputs for row `t`.
+    fn run(&self, isa: Isa, state: &mut [f32], mut o: Tile<'_, f32>, mut scratch: Scratch<'_>) {
         let g = &self.g;
-        let (rows, cols) = (self.conv.len() / g.channels(), o.cols());
+        let (rows, keys) = (self.conv.len() / g.channels(), g.key_heads * g.key_dim);
         let (q, k) = (scratch.take(rows * g.key_dim), scratch.take(rows * g.key_dim));
-        let v = scratch.take(rows * cols);
-        let keys = g.key_heads * g.key_dim;
-        self.convolve(isa, self.key_head * g.key_dim, g.key_dim, q);
-        self.convolve(isa, keys + self.key_head * g.key_dim, g.key_dim, k);
+        let v = scratch.take(rows * STRIP);
+        self.convolve(isa, self.key_head * g.key_dim, g.key_dim, q, g.key_dim);
+        self.convolve(isa, keys + self.key_head * g.key_dim, g.key_dim, k, g.key_dim);
         l2_norms(isa, g.key_dim, self.eps, math::rsqrt(g.key_dim as f32), q);
         l2_norms(isa, g.key_dim, self.eps, 1.0, k);
-        // The columns may be those of several value heads, and begin or end inside one.
-        let mut at = 0;
-        while at < cols {
-            let (head, c) = ((self.column + at) / g.value_dim, (self.column + at) % g.value_dim);
+        for (i, state) in state.chunks_exact_mut(2 * STRIP * g.key_dim).enumerate() {
+            let (head, first) = ((self.strip + i) / strips(g), (self.strip + i) % strips(g) * STRIP);
             let h = self.key_head + head * g.key_heads;
-            let len = (g.value_dim - c).min(cols - at);
-            let v = &mut v[..rows * len];
-            self.convolve(isa, 2 * keys + h * g.value_dim + c, len, v);
-            let columns = &mut columns[at * 2 * g.key_dim..(at + len) * 2 * g.key_dim];
+            let width = STRIP.min(g.value_dim - first);
+            v.fill(0.0);
+            self.convolve(isa, 2 * keys + h * g.value_dim + first, width, v, STRIP);
             let gates = Gates { decay: self.decay, strength: self.strength, heads: g.value_heads, h };
-            delta_rule(isa, g.key_dim, self.versions, columns, q, k, v, gates, at, &mut o);
-            at += len;
+            delta_rule(isa, self.versions, state, q, k, v, gates, i * STRIP, &mut o);
         }
     }
 
-    /// The convolution and its SiLU for `out`, `[rows][width]`, from channel `channel` on.
-    fn convolve(&self, isa: Isa, channel: usize, width: usize, out: &mut [f32]) {
-        convolve(isa, self.history, self.conv, self.taps, self.g.channels(), channel, width, out);
+    /// The convolution and its SiLU for `width` channels from `channel` on, into rows of `stride`.
+    fn convolve(&self, isa: Isa, channel: usize, width: usize, out: &mut [f32], stride: usize) {
+        let channels = self.g.channels();
+        convolve(isa, self.history, self.conv, self.taps, channels, channel, width, out, stride);
     }
 }
 
 dispatch! {
-    fn convolve(isa, history: &[f32], conv: &[f32], taps: &[f32], channels: usize, first: usize, width: usize, out: &mut [f32]) {
+    fn convolve(
+        isa,
+        history: &[f32],
+        conv: &[f32],
+        taps: &[f32],
+        channels: usize,
+        first: usize,
+        width: usize,
+        out: &mut [f32],
+        stride: usize
+    ) {
         let kernel = (taps.len() / channels) as isize;
-        for (t, out) in out.chunks_exact_mut(width).enumerate() {
-            out.fill(0.0);
-            for (j, taps) in taps.chunks_exact(channels).enumerate() {
-                let x = look_back(history, conv, channels, t as isize + j as isize - (kernel - 1));
-                for ((out, &tap), &x) in out.iter_mut().zip(&taps[first..first + width]).zip(&x[first..first + width]) {
-                    *out = tap.mul_add(x, *out);
+        for (t, out) in out.chunks_exact_mut(stride).enumerate() {
+            for (block, out) in out[..width].chunks_mut(STRIP).enumerate() {
+                let at = first + block * STRIP;
+                let mut acc = [0.0f32; STRIP];
+                for (j, taps) in taps.chunks_exact(channels).enumerate() {
+                    let x = look_back(history, conv, channels, t as isize + j as isize - (kernel - 1));
+                    for ((acc, &tap), &x) in acc.iter_mut().zip(&taps[at..at + out.len()]).zip(&x[at..]) {
+                        *acc = tap.mul_add(x, *acc);
+                    }
                 }
+                out.iter_mut().zip(&acc).for_each(|(out, &acc)| *out = math::silu(acc));
             }
-            out.iter_mut().for_each(|out| *out = math::silu(*out));
         }
     }
 }
@@ -270,13 +290,12 @@ struct Gates<'a> {
 }
 
 dispatch! {
-    /// The delta rule for some columns `[cols][version][dim]` of one value head over all rows: `q` and `k` are `[rows][dim]`, normalised, `v` is
-    /// `[rows][cols]`; row `t` of `o` takes the outputs from column `at` on.
+    /// The delta rule for one strip of columns, `[version][dim][16]`, over all rows: `q` and `k` are `[rows][dim]`, normalised, `v` is
+    /// `[rows][16]`; row `t` of `o` takes the outputs from column `at` on.
     fn delta_rule(
         isa,
-        dim: usize,
         versions: [usize; 2],
-        columns: &mut [f32],
+        state: &mut [f32],
         q: &[f32],
         k: &[f32],
         v: &[f32],
@@ -284,22 +303,56 @@ dispatch! {
         at: usize,
         o: &mut Tile<'_, f32>
     ) {
-        let rows = q.len() / dim;
-        let cols = v.len() / rows;
-        for (c, both) in columns.chunks_exact_mut(2 * dim).enumerate() {
-            if versions[0] != versions[1] {
-                both.copy_within(versions[0] * dim..(versions[0] + 1) * dim, versions[1] * dim);
+        let (state, _) = state.as_chunks_mut::<STRIP>();
+        let dim = state.len() / 2;
+        let [from, to] = versions;
+        if from != to {
+            state.copy_within(from * dim..(from + 1) * dim, to * dim);
+        }
+        let state = &mut state[to * dim..(to + 1) * dim];
+        let rows = q.chunks_exact(dim).zip(k.chunks_exact(dim)).zip(v.as_chunks::<STRIP>().0);
+        for (t, ((q, k), v)) in rows.enumerate() {
+            let decay = gates.decay[t * gates.heads + gates.h];
+            let strength = gates.strength[t * gates.heads + gates.h];
+            let dots = fold_lanes!(decay_and_read(state, k, decay));
+            let mut delta = [0.0; STRIP];
+            for c in 0..STRIP {
+                delta[c] = strength * (v[c] - dots[c]);
             }
-            let state = &mut both[versions[1] * dim..][..dim];
-            for t in 0..rows {
-                let (q, k) = (&q[t * dim..][..dim], &k[t * dim..][..dim]);
-                let decay = gates.decay[t * gates.heads + gates.h];
-                let strength = gates.strength[t * gates.heads + gates.h];
-                state.iter_mut().for_each(|s| *s *= decay);
-                let delta = strength * (v[t * cols + c] - lanes::dot(state, k));
-                lanes::axpy(delta, k, state);
-                o.row(t)[at + c] = lanes::dot(state, q);
-            }
+            let out = fold_lanes!(write_and_read(state, k, q, &delta));
+            o.row(t)[at..at + STRIP].copy_from_slice(&out);
         }
     }
+}
+
+/// Decays elements `i`, `i + 32`.. of the columns, and gives lane `i` of their dots with `k`.
+#[inline(always)]
+fn decay_and_read(state: &mut [Strip], k: &[f32], decay: f32, i: usize) -> Strip {
+    let mut acc = [0.0; STRIP];
+    let mut j = i;
+    while j < k.len() {
+        let state = &mut state[j];
+        for c in 0..STRIP {
+            state[c] *= decay;
+            acc[c] = state[c].mul_add(k[j], acc[c]);
+        }
+        j += 32;
+    }
+    acc
+}
+
+/// Adds `k delta` to elements `i`, `i + 32`.. of the columns, and gives lane `i` of their dots with `q`.
+#[inline(always)]
+fn write_and_read(state: &mut [Strip], k: &[f32], q: &[f32], delta: &Strip, i: usize) -> Strip {
+    let mut acc = [0.0; STRIP];
+    let mut j = i;
+    while j < k.len() {
+        let state = &mut state[j];
+        for c in 0..STRIP {
+            state[c] = delta[c].mul_add(k[j], state[c]);
+            acc[c] = state[c].mul_add(q[j], acc[c]);
+        }
+        j += 32;
+    }
+    acc
 }

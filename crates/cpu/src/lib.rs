@@ -6,7 +6,8 @@
 //!
 //! - Ops: `embed`, `ngram`, `mixer`, `gdn`, `qsa` (with `select` and `attend`), `route`, `experts`, `head`, `draft`.
 //! - Memory: `memory` (the description), `weights`, `buffers`, `state` (with `recurrent` and `cache`), `rope`.
-//! - Work: `bench` (how rows are spread over workers), `spans` (a window in pieces), `shared` (all `unsafe`).
+//! - Work: `bench` (how rows are spread over workers), `spans` (a window in pieces), `strip` (sixteen dots at once), `shared` (all
+//!   `unsafe`).
 //!
 //! Invariant: bits depend on the numbers only, never on threads, instruction set, the window's length, a row's place in it
 //! or its neighbours. Every loop that rounds runs in the order that the arithmetic contract or its file's header gives.
@@ -35,6 +36,7 @@ mod select;
 mod shared;
 mod spans;
 mod state;
+mod strip;
 mod weights;
 
 pub use backend::{Cpu, CpuBackend};

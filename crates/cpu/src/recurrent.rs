@@ -1,17 +1,32 @@
 //! Recurrent state: GDN columns and the rows that convolutions look back at, two versions of each per sequence.
 //!
-//! Owns the layouts. In a sequence's GDN state the columns of the value heads that share a key head follow each other
-//! ([`place`]), and a column has its two versions side by side: `[key head][value head of it][value_dim][version][key_dim]`, so
-//! that a worker's part is one slice that it reads and writes. [`Recurrent::read`] and [`Recurrent::write`] go through a version in the
-//! order of `Spec`: `[value_heads, value_dim, key_dim]`, GDN history, n-gram history.
+//! Owns the layouts. A GDN state column is a value dimension's `[key_dim]`; columns lie in strips of sixteen ([`crate::strip`]), the last strip
+//! of a value head filled up with columns that stay zero. The strips of the value heads that share a key head follow each other
+//! ([`place`]), and a strip has its two versions side by side: `[key head][value head of it][strip][version][key_dim][16]`, so that a worker's
+//! part is one slice that it reads and writes.
+//!
+//! [`Recurrent::pieces`] goes through a version as it lies, for copies; [`Recurrent::values`] in the order of `Spec`:
+//! `[value_heads, value_dim, key_dim]`, GDN history, n-gram history.
 
 use strata_backend::{GdnShape, NgramShape, Spec};
 use strata_plan::Block;
+
+use crate::strip::STRIP;
 
 /// Where value head `h` has its columns, counted in value heads.
 pub(crate) fn place(shape: &GdnShape, h: usize) -> usize {
     let per_key = shape.value_heads / shape.key_heads;
     h % shape.key_heads * per_key + h / shape.key_heads
+}
+
+/// Strips of a value head.
+pub(crate) fn strips(shape: &GdnShape) -> usize {
+    shape.value_dim.div_ceil(STRIP)
+}
+
+/// Floats of one version of one sequence's columns.
+fn column_floats(shape: &GdnShape) -> usize {
+    shape.value_heads * strips(shape) * STRIP * shape.key_dim
 }
 
 /// Rows that a causal convolution looks back at: `[sequences][version][rows][width]`, oldest row first.
@@ -66,18 +81,29 @@ pub(crate) struct GdnState {
 impl GdnState {
     /// Floats of one sequence's columns, both versions.
     pub(crate) fn each(&self) -> usize {
-        2 * self.shape.state_floats()
+        2 * column_floats(&self.shape)
     }
 
-    /// Where version `version` of column `c` of value head `h` starts.
-    fn at(&self, slot: usize, version: usize, h: usize, c: usize) -> usize {
-        let column = place(&self.shape, h) * self.shape.value_dim + c;
-        slot * self.each() + (2 * column + version) * self.shape.key_dim
+    /// Floats of one version of a strip.
+    fn strip(&self) -> usize {
+        self.shape.key_dim * STRIP
     }
 
-    fn columns(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let shape = self.shape;
-        (0..shape.value_heads).flat_map(move |h| (0..shape.value_dim).map(move |c| (h, c)))
+    /// Where version `version` of a sequence's strips start.
+    fn starts(&self, slot: usize, version: usize) -> impl Iterator<Item = usize> + use<> {
+        let (first, strip) = (slot * self.each(), self.strip());
+        (0..self.each() / (2 * strip)).map(move |i| first + (2 * i + version) * strip)
+    }
+
+    /// Where every value of a version is, in the order of `Spec`.
+    fn places(&self, slot: usize, version: usize) -> impl Iterator<Item = usize> + use<> {
+        let (shape, first, strip) = (self.shape, slot * self.each(), self.strip());
+        let columns = (0..shape.value_heads).flat_map(move |h| (0..shape.value_dim).map(move |c| (h, c)));
+        columns.flat_map(move |(h, c)| {
+            let at = place(&shape, h) * strips(&shape) + c / STRIP;
+            let start = first + (2 * at + version) * strip + c % STRIP;
+            (0..shape.key_dim).map(move |k| start + k * STRIP)
+        })
     }
 }
 
@@ -88,6 +114,9 @@ pub(crate) enum Kind {
     Ngram,
 }
 
+/// The kinds of recurrent state, in order.
+pub(crate) const KINDS: [Kind; 2] = [Kind::Gdn, Kind::Ngram];
+
 /// One layer's recurrent state, of all sequences.
 pub(crate) struct Recurrent {
     pub(crate) gdn: Option<GdnState>,
@@ -95,14 +124,14 @@ pub(crate) struct Recurrent {
 }
 
 impl Recurrent {
-    /// Floats of one version of one sequence's: GDN columns, GDN history, n-gram history.
+    /// Floats of one version of one sequence's, as they lie: GDN columns, GDN history, n-gram history.
     pub(crate) fn floats(spec: &Spec, index: usize) -> [usize; 3] {
         let layer = &spec.layers[index];
         let gdn = spec.shape.gdn.as_ref().filter(|_| layer.gdn);
         let ngram = spec.shape.ngram.as_ref().filter(|_| layer.ngram);
         let wide = spec.shape.streams * spec.shape.hidden;
         [
-            gdn.map_or(0, GdnShape::state_floats),
+            gdn.map_or(0, column_floats),
             gdn.map_or(0, GdnShape::conv_floats),
             ngram.map_or(0, |n| n.history() * wide),
         ]
@@ -120,30 +149,25 @@ impl Recurrent {
         Recurrent { gdn, ngram: spec.shape.ngram.filter(|_| layer.ngram).map(history) }
     }
 
-    /// Calls `f` with the pieces of one kind of one version of a sequence's state, in order.
-    pub(crate) fn read(&self, slot: usize, version: usize, kind: Kind, f: &mut dyn FnMut(&[f32])) {
-        match kind {
-            Kind::Gdn => {
-                let Some(gdn) = &self.gdn else { return };
-                for (h, c) in gdn.columns() {
-                    f(&gdn.columns[gdn.at(slot, version, h, c)..][..gdn.shape.key_dim]);
-                }
-                f(gdn.history.get(slot, version));
-            }
-            Kind::Ngram => {
-                let Some(history) = &self.ngram else { return };
-                f(history.get(slot, version));
-            }
+    /// Calls `f` with the pieces of one kind of one version of a sequence's state, as they lie.
+    pub(crate) fn pieces(&self, slot: usize, version: usize, kind: Kind, f: &mut dyn FnMut(&[f32])) {
+        let history = match kind {
+            Kind::Gdn => self.gdn.as_ref().map(|gdn| {
+                gdn.starts(slot, version).for_each(|at| f(&gdn.columns[at..at + gdn.strip()]));
+                &gdn.history
+            }),
+            Kind::Ngram => self.ngram.as_ref(),
+        };
+        if let Some(history) = history {
+            f(history.get(slot, version));
         }
     }
 
-    /// Calls `f` with the pieces of one version of a sequence's state, in order, to fill them.
-    pub(crate) fn write(&mut self, slot: usize, version: usize, f: &mut dyn FnMut(&mut [f32])) {
+    /// As [`Recurrent::pieces`], of all kinds, to fill.
+    pub(crate) fn pieces_mut(&mut self, slot: usize, version: usize, f: &mut dyn FnMut(&mut [f32])) {
         if let Some(gdn) = &mut self.gdn {
-            for (h, c) in gdn.columns() {
-                let at = gdn.at(slot, version, h, c);
-                f(&mut gdn.columns[at..][..gdn.shape.key_dim]);
-            }
+            let strip = gdn.strip();
+            gdn.starts(slot, version).for_each(|at| f(&mut gdn.columns[at..at + strip]));
             f(gdn.history.get_mut(slot, version));
         }
         if let Some(history) = &mut self.ngram {
@@ -151,12 +175,34 @@ impl Recurrent {
         }
     }
 
+    /// Calls `f` with every value of one version of a sequence's state, in the order of `Spec`.
+    pub(crate) fn values(&self, slot: usize, version: usize, f: &mut dyn FnMut(f32)) {
+        if let Some(gdn) = &self.gdn {
+            gdn.places(slot, version).for_each(|at| f(gdn.columns[at]));
+            gdn.history.get(slot, version).iter().for_each(|&x| f(x));
+        }
+        if let Some(history) = &self.ngram {
+            history.get(slot, version).iter().for_each(|&x| f(x));
+        }
+    }
+
+    /// Sets every value of one version of a sequence's state to what `f` gives next, in the order of `Spec`.
+    pub(crate) fn set_values(&mut self, slot: usize, version: usize, f: &mut dyn FnMut() -> f32) {
+        if let Some(gdn) = &mut self.gdn {
+            gdn.places(slot, version).for_each(|at| gdn.columns[at] = f());
+            gdn.history.get_mut(slot, version).iter_mut().for_each(|x| *x = f());
+        }
+        if let Some(history) = &mut self.ngram {
+            history.get_mut(slot, version).iter_mut().for_each(|x| *x = f());
+        }
+    }
+
     /// Copies one `(slot, version)` to another.
     pub(crate) fn copy(&mut self, from: (usize, usize), to: (usize, usize)) {
         if let Some(gdn) = &mut self.gdn {
-            for (h, c) in gdn.columns() {
-                let (from, to) = (gdn.at(from.0, from.1, h, c), gdn.at(to.0, to.1, h, c));
-                gdn.columns.copy_within(from..from + gdn.shape.key_dim, to);
+            let strip = gdn.strip();
+            for (from, to) in gdn.starts(from.0, from.1).zip(gdn.starts(to.0, to.1)) {
+                gdn.columns.copy_within(from..from + strip, to);
             }
         }
         let histories = [self.gdn.as_mut().map(|gdn| &mut gdn.history), self.ngram.as_mut()];

@@ -9,10 +9,11 @@
 use std::ops::Range;
 
 use strata_backend::QsaShape;
-use strata_quant::{Isa, dispatch, lanes};
+use strata_quant::{Isa, dispatch, math};
 
 use crate::bench::Team;
 use crate::cache::{Cache, Store};
+use crate::strip::{self, STRIP, Strip};
 use crate::{norm, rope};
 
 /// Which keys a query attends to, ascending.
@@ -42,7 +43,7 @@ pub(crate) fn chooses(q: &QsaShape, visible: usize) -> bool {
 /// Floats of the room that [`select`] needs in a context.
 pub(crate) fn floats(q: &QsaShape, context: usize) -> usize {
     let blocks = context.checked_div(q.block).unwrap_or(0);
-    3 * blocks + q.budget + q.block + 32
+    blocks.next_multiple_of(STRIP) + 2 * blocks + q.budget + q.block + 32
 }
 
 /// How block keys are pooled.
@@ -75,8 +76,7 @@ impl Pooling<'_> {
             }
             mean.iter_mut().for_each(|mean| *mean /= q.block as f32);
             pooled_key(isa, mean, self.gamma, self.eps, &self.table[first * q.rotary..][..q.rotary], key);
-            let at = cache.pooled_at(slot, block);
-            cache.pooled.put(isa, at, key);
+            cache.put_pooled(slot, block, key);
         }
     }
 }
@@ -102,21 +102,22 @@ pub(crate) fn select<'r>(
         return Keys::All(visible);
     }
     let (blocks, kept) = (visible / q.block, q.budget / q.block);
-    let (scores, rest) = room.split_at_mut(blocks.next_multiple_of(16));
+    let (scores, rest) = room.split_at_mut(blocks.next_multiple_of(STRIP));
     let (ranks, positions) = rest.split_at_mut((2 * blocks).next_multiple_of(16));
-    let (scores, ranks) = (&mut scores[..blocks], &mut ranks[..2 * blocks]);
-    team.rows(scores, 1, 8 * q.index_heads * q.index_dim, |part, scores| {
-        let at = cache.pooled_at(slot, part.start);
-        let len = scores.len() * q.index_dim;
+    // The last strip's places beyond the last block get a score too, which is not looked at.
+    team.rows(scores, STRIP, 4 * STRIP * q.index_heads * q.index_dim, |part, scores| {
+        let keys = part.start * STRIP..part.end * STRIP;
+        let range = cache.pooled_at(slot, keys.start)..cache.pooled_at(slot, keys.end);
         match &cache.pooled {
-            Store::F32(keys) => score_f32(team.isa, queries, &keys[at..at + len], q.index_dim, scores),
-            Store::F16(keys) => score_f16(team.isa, queries, &keys[at..at + len], q.index_dim, scores),
+            Store::F32(data) => score_f32(team.isa, queries, &data[range], q.index_dim, scores),
+            Store::F16(data) => score_f16(team.isa, queries, &data[range], q.index_dim, scores),
         }
     });
+    let (scores, ranks) = (&scores[..blocks], &mut ranks[..2 * blocks]);
     // Scores are not negative, so their bits are in their order; below a score, the lower block ranks higher.
     let rank = |score: f32, block: usize| u64::from(score.to_bits()) << 32 | u64::from(!(block as u32));
     let ranks: &mut [u64] = bytemuck::cast_slice_mut(ranks);
-    ranks.iter_mut().zip(&*scores).enumerate().for_each(|(block, (to, &score))| *to = rank(score, block));
+    ranks.iter_mut().zip(scores).enumerate().for_each(|(block, (to, &score))| *to = rank(score, block));
     let least = *ranks.select_nth_unstable(blocks - kept).1;
     let positions: &mut [u32] = bytemuck::cast_slice_mut(positions);
     let mut count = 0;
@@ -135,20 +136,39 @@ pub(crate) fn select<'r>(
     Keys::Some(&positions[..count])
 }
 
-/// A sum over heads of what is positive of a dot; `x.max(0.0)` of NaN is 0.
-macro_rules! score {
-    ($name:ident, $key:ty, $dot:path) => {
-        dispatch! {
-            fn $name(isa, queries: &[f32], keys: &[$key], dim: usize, scores: &mut [f32]) {
-                for (key, score) in keys.chunks_exact(dim).zip(scores) {
-                    *score = 0.0;
-                    for query in queries.chunks_exact(dim) {
-                        *score += $dot(key, query).max(0.0);
-                    }
-                }
-            }
+/// Most values of an indexer key.
+pub(crate) const MOST_DIM: usize = 256;
+
+dispatch! {
+    fn score_f32(isa, queries: &[f32], keys: &[f32], dim: usize, scores: &mut [f32]) {
+        let strips = keys.as_chunks::<STRIP>().0.chunks_exact(dim);
+        for (strip, scores) in strips.zip(scores.as_chunks_mut().0) {
+            *scores = score(queries, strip);
         }
-    };
+    }
 }
-score!(score_f32, f32, lanes::dot);
-score!(score_f16, u16, lanes::dot_f16);
+dispatch! {
+    fn score_f16(isa, queries: &[f32], keys: &[u16], dim: usize, scores: &mut [f32]) {
+        let mut wide = [[0.0f32; STRIP]; MOST_DIM];
+        let strips = keys.as_chunks::<STRIP>().0.chunks_exact(dim);
+        for (strip, scores) in strips.zip(scores.as_chunks_mut().0) {
+            for (wide, &key) in wide.as_flattened_mut().iter_mut().zip(strip.as_flattened()) {
+                *wide = math::f16_to_f32(key);
+            }
+            *scores = score(queries, &wide[..dim]);
+        }
+    }
+}
+
+/// The scores of a strip of keys: a sum over heads of what is positive of their dots; `max` of NaN and 0 is 0.
+#[inline(always)]
+fn score(queries: &[f32], strip: &[Strip]) -> Strip {
+    let mut scores = [0.0; STRIP];
+    for query in queries.chunks_exact(strip.len()) {
+        let dots = strip::dots(strip, query);
+        for c in 0..STRIP {
+            scores[c] += dots[c].max(0.0);
+        }
+    }
+    scores
+}

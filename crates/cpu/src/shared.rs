@@ -157,11 +157,6 @@ impl<'a, T> Tile<'a, T> {
         self.rows
     }
 
-    /// How many columns.
-    pub(crate) fn cols(&self) -> usize {
-        self.cols
-    }
-
     /// The part of row `row`.
     pub(crate) fn row(&mut self, row: usize) -> &mut [T] {
         assert!(row < self.rows, "row {row} of {}", self.rows);

@@ -13,10 +13,7 @@ use strata_plan::{Arena, Block, Category, Plan, Region};
 
 use crate::cache::{Cache, CacheRegions};
 use crate::failed;
-use crate::recurrent::{Kind, Recurrent};
-
-/// The kinds of recurrent state, in the order of the byte form.
-const KINDS: [Kind; 2] = [Kind::Gdn, Kind::Ngram];
+use crate::recurrent::{KINDS, Kind, Recurrent};
 
 /// Regions of one layer.
 pub(crate) struct LayerRegions {
@@ -32,7 +29,7 @@ impl LayerRegions {
     pub(crate) fn describe(spec: &Spec, index: usize, plan: &mut Plan) -> Self {
         let [gdn, conv, ngram] = Recurrent::floats(spec, index);
         let (both, copies) = (2 * spec.sequences, spec.checkpoints);
-        let one = spec.recurrent_floats(&spec.layers[index]);
+        let one = gdn + conv + ngram;
         let mut region = |name: &str, floats: usize, copies: usize| {
             let bytes = floats.saturating_mul(copies).saturating_mul(size_of::<f32>());
             plan.heap(Category::Recurrent, format!("layer {index} {name}"), bytes)
@@ -51,11 +48,13 @@ impl LayerRegions {
 pub(crate) struct LayerMemory {
     pub(crate) recurrent: Recurrent,
     pub(crate) cache: Option<Cache>,
-    /// `[checkpoints][recurrent floats]`.
+    /// `[checkpoints][floats]`, as the state lies.
     checkpoints: Block<f32>,
     floats: usize,
     /// Those of them that are GDN state.
     gdn_floats: usize,
+    /// Bytes of the recurrent state's byte form.
+    value_bytes: usize,
 }
 
 impl LayerMemory {
@@ -68,13 +67,14 @@ impl LayerMemory {
         let mut take = |region| arena.take::<f32>(region).map_err(failed);
         let blocks = [take(regions.gdn)?, take(regions.conv)?, take(regions.ngram)?];
         let checkpoints = take(regions.checkpoints)?;
-        let [columns, history, _] = Recurrent::floats(spec, index);
+        let floats = Recurrent::floats(spec, index);
         Ok(LayerMemory {
-            gdn_floats: columns + history,
+            gdn_floats: floats[0] + floats[1],
+            floats: floats.iter().sum(),
             recurrent: Recurrent::new(spec, index, blocks),
             cache: regions.cache.as_ref().map(|regions| Cache::new(spec, regions, arena)).transpose()?,
             checkpoints,
-            floats: spec.recurrent_floats(&spec.layers[index]),
+            value_bytes: spec.recurrent_floats(&spec.layers[index]) * size_of::<f32>(),
         })
     }
 
@@ -82,7 +82,7 @@ impl LayerMemory {
     pub(crate) fn save(&mut self, slot: usize, version: usize, kind: Kind, to: Checkpoint) {
         let first = if kind == Kind::Gdn { 0 } else { self.gdn_floats };
         let mut rest = &mut self.checkpoints[to.0 as usize * self.floats..][first..self.floats];
-        self.recurrent.read(slot, version, kind, &mut |piece| {
+        self.recurrent.pieces(slot, version, kind, &mut |piece| {
             let (out, behind) = std::mem::take(&mut rest).split_at_mut(piece.len());
             out.copy_from_slice(piece);
             rest = behind;
@@ -91,7 +91,7 @@ impl LayerMemory {
 
     fn load(&mut self, slot: usize, version: usize, from: Checkpoint) {
         let mut rest = &self.checkpoints[from.0 as usize * self.floats..][..self.floats];
-        self.recurrent.write(slot, version, &mut |piece| {
+        self.recurrent.pieces_mut(slot, version, &mut |piece| {
             let (saved, behind) = rest.split_at(piece.len());
             piece.copy_from_slice(saved);
             rest = behind;
@@ -167,7 +167,7 @@ impl State {
     /// Makes a sequence's state that of zero tokens.
     pub(crate) fn clear(&mut self, slot: SeqSlot) -> Result<(), BackendError> {
         self.each(slot, |memory, slot, version| {
-            memory.recurrent.write(slot, version, &mut |piece| piece.fill(0.0))
+            memory.recurrent.pieces_mut(slot, version, &mut |piece| piece.fill(0.0))
         })
     }
 
@@ -219,11 +219,7 @@ impl State {
         self.check_tokens(tokens)?;
         for (index, memory) in self.layers.iter().enumerate() {
             let version = self.committed(slot, Layer(index as u16));
-            for kind in KINDS {
-                memory.recurrent.read(slot.0 as usize, version, kind, &mut |piece| {
-                    out.extend(piece.iter().flat_map(|x| x.to_le_bytes()));
-                });
-            }
+            memory.recurrent.values(slot.0 as usize, version, &mut |x| out.extend(x.to_le_bytes()));
             if let Some(cache) = &memory.cache {
                 cache.export(slot.0 as usize, tokens, out);
             }
@@ -236,7 +232,7 @@ impl State {
         self.check(slot)?;
         self.check_tokens(tokens)?;
         let one = |memory: &LayerMemory| {
-            memory.floats * size_of::<f32>() + memory.cache.as_ref().map_or(0, |cache| cache.exported(tokens))
+            memory.value_bytes + memory.cache.as_ref().map_or(0, |cache| cache.exported(tokens))
         };
         let expected = self.layers.iter().map(one).sum();
         if bytes.len() != expected {
@@ -244,13 +240,10 @@ impl State {
         }
         let mut rest = bytes;
         self.each(slot, |memory, slot, version| {
-            memory.recurrent.write(slot, version, &mut |piece| {
-                let (saved, behind) = rest.split_at(size_of_val(piece));
-                for (x, saved) in piece.iter_mut().zip(saved.as_chunks().0) {
-                    *x = f32::from_le_bytes(*saved);
-                }
-                rest = behind;
-            });
+            let (saved, behind) = rest.split_at(memory.value_bytes);
+            let mut values = saved.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
+            memory.recurrent.set_values(slot, version, &mut || values.next().unwrap_or(0.0));
+            rest = behind;
             if let Some(cache) = &mut memory.cache {
                 let (saved, behind) = rest.split_at(cache.exported(tokens));
                 cache.import(slot, tokens, saved);
