@@ -10,6 +10,29 @@ pub(crate) use native::*;
 #[cfg(any(loom, shuttle))]
 pub(crate) use model::*;
 
+/// Loom's cell looks for races. Shuttle, which runs one thread at a time, has none of its own.
+#[cfg(loom)]
+pub(crate) use loom::cell::UnsafeCell as Cell;
+
+/// `std::cell::UnsafeCell` with the face of loom's.
+#[cfg(not(loom))]
+pub(crate) struct Cell<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> Cell<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(std::cell::UnsafeCell::new(value))
+    }
+    #[inline]
+    pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+        f(self.0.get())
+    }
+    #[inline]
+    pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+        f(self.0.get())
+    }
+}
+
 /// The real thing.
 #[cfg(not(any(loom, shuttle)))]
 mod native {
@@ -17,21 +40,6 @@ mod native {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
     pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError};
     use std::time::{Duration, Instant};
-
-    /// `std::cell::UnsafeCell` with the model checkers' face.
-    pub(crate) struct Cell<T>(std::cell::UnsafeCell<T>);
-
-    impl<T> Cell<T> {
-        pub(crate) fn new(value: T) -> Self {
-            Self(std::cell::UnsafeCell::new(value))
-        }
-        pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
-            f(self.0.get())
-        }
-        pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
-            f(self.0.get())
-        }
-    }
 
     /// An atomic word that threads can sleep on.
     pub(crate) struct Futex(AtomicU32);
@@ -106,26 +114,6 @@ mod model {
 
     use std::ops::Deref;
     use std::time::Duration;
-
-    #[cfg(loom)]
-    pub(crate) use loom::cell::UnsafeCell as Cell;
-
-    /// Shuttle runs one thread at a time and does not look for races.
-    #[cfg(shuttle)]
-    pub(crate) struct Cell<T>(std::cell::UnsafeCell<T>);
-
-    #[cfg(shuttle)]
-    impl<T> Cell<T> {
-        pub(crate) fn new(value: T) -> Self {
-            Self(std::cell::UnsafeCell::new(value))
-        }
-        pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
-            f(self.0.get())
-        }
-        pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
-            f(self.0.get())
-        }
-    }
 
     pub(crate) struct Futex {
         word: AtomicU32,
