@@ -12,7 +12,7 @@ use crate::block::Column;
 use crate::{Isa, dispatch};
 
 /// A block whose largest magnitude is below this is zeros.
-const TINY: f32 = f32::from_bits((127 - 100) << 23);
+pub(crate) const TINY: f32 = f32::from_bits((127 - 100) << 23);
 
 /// Adding and subtracting it rounds a float of magnitude below 2^22 to an integer, ties to even.
 const ROUND: f32 = 12_582_912.0;
@@ -188,30 +188,46 @@ impl Activations {
         for group in 0..cols.div_ceil(GROUP) {
             let first = group * GROUP;
             let members = GROUP.min(cols - first);
-            let q: &[[i8; 4]] = bytemuck::cast_slice(&self.q[first * stride..][..members * stride]);
-            let to: &mut [[i8; 4]] =
-                bytemuck::cast_slice_mut(&mut self.packed.q[group * k * GROUP..][..k * GROUP]);
-            lanes(q, stride / 4, to);
-            let d = &self.d[first * (k / 32)..][..members * (k / 32)];
-            lanes(d, k / 32, &mut self.packed.d[group * (k / 32) * GROUP..][..k / 32 * GROUP]);
-            let sums = &self.sums[first * (k / 16)..][..members * (k / 16)];
-            lanes(sums, k / 16, &mut self.packed.sums[group * (k / 16) * GROUP..][..k / 16 * GROUP]);
+            let q = &self.q[first * stride..][..members * stride];
+            let to = &mut self.packed.q[group * k * GROUP..][..k * GROUP];
+            lanes(bytemuck::cast_slice(q), stride / 4, members, k / 4, bytemuck::cast_slice_mut(to));
+            let n = k / 32;
+            let d = &self.d[first * n..][..members * n];
+            let to = &mut self.packed.d[group * n * GROUP..][..n * GROUP];
+            lanes(bytemuck::cast_slice(d), n, members, n, bytemuck::cast_slice_mut(to));
+            let n = k / 16;
+            let sums = &self.sums[first * n..][..members * n];
+            let to = &mut self.packed.sums[group * n * GROUP..][..n * GROUP];
+            lanes(bytemuck::cast_slice(sums), n, members, n, bytemuck::cast_slice_mut(to));
         }
     }
 }
 
-/// Columns of `stride` elements to rows of [`GROUP`] lanes; lanes without a column become zero.
-fn lanes<T: Copy + Default>(columns: &[T], stride: usize, to: &mut [T]) {
-    let members = columns.len().checked_div(stride).unwrap_or(0);
-    for (i, row) in to.chunks_exact_mut(GROUP).enumerate() {
+/// `members` columns of `stride` elements, of which `len` count, to `len` rows of [`GROUP`] lanes. Lanes without a column become
+/// zero.
+fn lanes(columns: &[u32], stride: usize, members: usize, len: usize, to: &mut [u32]) {
+    #[cfg(x86_paths)]
+    if crate::x86::pack(columns, stride, members, len, to) {
+        return;
+    }
+    for (i, row) in to.chunks_exact_mut(GROUP).enumerate().take(len) {
         for (lane, to) in row.iter_mut().enumerate() {
-            *to = if lane < members { columns[lane * stride + i] } else { T::default() };
+            *to = if lane < members { columns[lane * stride + i] } else { 0 };
         }
     }
+}
+
+/// Quantises blocks of 32, as many as `d` has.
+fn quantise_blocks(isa: Isa, x: &[f32], q: &mut [i8], d: &mut [f32], sums: &mut [i32]) {
+    #[cfg(x86_paths)]
+    if crate::x86::quantise(isa, x, q, d, sums) {
+        return;
+    }
+    quantise_plainly(isa, x, q, d, sums);
 }
 
 dispatch! {
-    fn quantise_blocks(isa, x: &[f32], q: &mut [i8], d: &mut [f32], sums: &mut [i32]) {
+    fn quantise_plainly(isa, x: &[f32], q: &mut [i8], d: &mut [f32], sums: &mut [i32]) {
         let blocks = x.chunks_exact(32).zip(q.chunks_exact_mut(32));
         for ((x, q), (d, sums)) in blocks.zip(d.iter_mut().zip(sums.chunks_exact_mut(2))) {
             // As integers, magnitudes compare like the floats they are, and everything not finite is above them.

@@ -30,8 +30,8 @@ pub fn sum(x: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
     for chunk in chunks {
-        for j in 0..LANES {
-            lanes[j] += chunk[j];
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane += x;
         }
     }
     for (lane, &x) in lanes.iter_mut().zip(rest) {

@@ -244,6 +244,10 @@ macro_rules! vector_256 {
                 _mm256_loadu_si256(p.cast())
             }
             #[inline(always)]
+            unsafe fn load_two_blocks(first: *const u8, _: *const u8) -> __m256i {
+                _mm256_loadu_si256(first.cast())
+            }
+            #[inline(always)]
             unsafe fn load_nibbles(p: *const u8, _: usize) -> __m256i {
                 let both = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast()));
                 _mm256_srlv_epi64(both, _mm256_setr_epi64x(0, 0, 4, 4))

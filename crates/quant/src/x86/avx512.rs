@@ -240,8 +240,12 @@ impl<const GATHERS: bool> Vector for Avx512<GATHERS> {
     }
     #[inline(always)]
     unsafe fn load_blocks(p: *const u8, stride: usize) -> __m512i {
-        let first = _mm512_castsi256_si512(_mm256_loadu_si256(p.cast()));
-        _mm512_inserti64x4::<1>(first, _mm256_loadu_si256(p.add(stride).cast()))
+        Self::load_two_blocks(p, p.add(stride))
+    }
+    #[inline(always)]
+    unsafe fn load_two_blocks(first: *const u8, second: *const u8) -> __m512i {
+        let first = _mm512_castsi256_si512(_mm256_loadu_si256(first.cast()));
+        _mm512_inserti64x4::<1>(first, _mm256_loadu_si256(second.cast()))
     }
     #[inline(always)]
     unsafe fn load_nibbles(p: *const u8, stride: usize) -> __m512i {

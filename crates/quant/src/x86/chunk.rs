@@ -7,7 +7,7 @@
 //! which is exact.
 
 use super::vector::Vector;
-use crate::block::{BlockFormat, Minimum};
+use crate::block::{BlockFormat, Minimum, SEGMENT};
 
 /// Weights of a row in a chunk.
 pub(super) const CHUNK: usize = 256;
@@ -138,19 +138,84 @@ pub(super) unsafe fn qword(p: *const u8, at: usize) -> u64 {
     p.add(at).cast::<u64>().read_unaligned()
 }
 
-/// A decoded chunk. Lane `r` of every array is row `r`.
-#[repr(C, align(64))]
-pub(super) struct Chunk {
-    /// `[row][weight]`
-    pub codes: [[u8; CHUNK]; 16],
-    /// Float scales: `[block >> Decoder::scale_shift]`, or per 16.
-    pub d: [[f32; 16]; 16],
+/// Where a decoded chunk goes. A lane is a row.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    /// Of lane 0: `[weight]`, and as many bytes after them as fill a vector.
+    pub codes: *mut u8,
+    /// From a lane's codes to the next lane's.
+    pub stride: usize,
+    /// Float scales: `[block >> Decoder::scale_shift][lane]`, or per 16. Like the others, in rows of [`WIDTH`] lanes.
+    pub d: *mut f32,
     /// Integer sub-scales: per 32 or per 16.
-    pub s: [[f32; 16]; 16],
+    pub s: *mut f32,
     /// Float scales of the minimums, as `d`.
-    pub d_min: [[f32; 16]; TERMS],
+    pub d_min: *mut f32,
     /// Integer minimums: per 32 or per 16.
-    pub m: [[f32; 16]; 16],
+    pub m: *mut f32,
+    /// Scratch; its lanes that no row has are zero.
+    raw: *mut Raw,
+}
+
+/// Lanes in a row of scales, whatever the vector.
+pub(super) const WIDTH: usize = 16;
+
+impl Target {
+    /// Where the chunk goes whose first block is block `blocks` of its rows, if this is where the first chunk goes.
+    #[inline(always)]
+    pub unsafe fn after(&self, blocks: usize, format: &Decoder) -> Target {
+        let floats = if format.split { 2 * blocks } else { blocks >> format.scale_shift };
+        let integers = if format.halves { 2 * blocks } else { blocks };
+        Target {
+            codes: self.codes.add(32 * blocks),
+            stride: self.stride,
+            d: self.d.add(floats * WIDTH),
+            s: self.s.add(integers * WIDTH),
+            d_min: self.d_min.add(floats * WIDTH),
+            m: self.m.add(integers * WIDTH),
+            raw: self.raw,
+        }
+    }
+}
+
+/// Decoded chunks: room for `LANES` rows of `BLOCKS` blocks.
+#[repr(C, align(64))]
+pub(super) struct Panel<const LANES: usize, const BLOCKS: usize> {
+    codes: [[[u8; 32]; BLOCKS]; LANES],
+    /// What an odd last block writes beyond its row.
+    spare: [u8; 64],
+    d: [[[f32; WIDTH]; 2]; BLOCKS],
+    s: [[[f32; WIDTH]; 2]; BLOCKS],
+    d_min: [[f32; WIDTH]; BLOCKS],
+    m: [[[f32; WIDTH]; 2]; BLOCKS],
+    raw: Raw,
+}
+
+impl<const LANES: usize, const BLOCKS: usize> Panel<LANES, BLOCKS> {
+    /// To be called once, before anything is decoded to `panel`. Unless all lanes of all chunks are going to be rows (`whole`), what
+    /// is not must be something: zero.
+    #[inline(always)]
+    pub unsafe fn prepare(panel: *mut Self, whole: bool) {
+        if whole {
+            (&raw mut (*panel).raw).write_bytes(0, 1);
+        } else {
+            panel.write_bytes(0, 1);
+        }
+    }
+
+    /// The panel at `panel` as a target, with codes `stride` bytes apart.
+    #[inline(always)]
+    pub unsafe fn target(panel: *mut Self, stride: usize) -> Target {
+        Target {
+            codes: (&raw mut (*panel).codes).cast(),
+            stride,
+            d: (&raw mut (*panel).d).cast(),
+            s: (&raw mut (*panel).s).cast(),
+            d_min: (&raw mut (*panel).d_min).cast(),
+            m: (&raw mut (*panel).m).cast(),
+            raw: &raw mut (*panel).raw,
+        }
+    }
 }
 
 /// Scales as they lie in the blocks, with as few stores as possible: a lane for each row.
@@ -164,38 +229,51 @@ struct Raw {
     m: [[u32; 16]; 4],
 }
 
+/// [`decode`] for a format and a path.
+pub(super) type Decode = unsafe fn(from: *const u8, row_bytes: usize, rows: usize, terms: usize, to: &Target);
+
 /// A format, as the product kernels see it.
 #[derive(Clone, Copy)]
 pub(super) struct Decoder {
-    /// Decodes `terms` blocks of 32 of `rows` rows, `row_bytes` apart, into a chunk: see [`decode`].
-    pub decode: unsafe fn(from: *const u8, row_bytes: usize, rows: usize, terms: usize, to: *mut Chunk),
+    pub decode: Decode,
     /// Bytes of a chunk of a row.
     pub chunk_bytes: usize,
     /// log2 of blocks of 32 with one float scale.
     pub scale_shift: usize,
-    /// Taken off every code: 0, or 1 << `offset_shift`.
+    /// There is a float scale per 16.
+    pub split: bool,
+    /// There are integers per 16.
+    pub halves: bool,
+    /// Taken off every code: 0 or a power of two.
     pub offset: u32,
     /// Codes exceed 128.
     pub wide: bool,
 }
 
 impl Decoder {
-    pub fn of<F: Coded>(
-        decode: unsafe fn(*const u8, usize, usize, usize, *mut Chunk),
-        takes_wide: bool,
-    ) -> Decoder {
+    pub fn of<F: Coded>(decode: Decode, takes_wide: bool) -> Decoder {
         Decoder {
             decode,
             chunk_bytes: CHUNK / F::LEN * F::BYTES,
             scale_shift: (F::LEN / 32).trailing_zeros() as usize,
+            split: F::SPLIT,
+            halves: F::Class::HALVES,
             // Where wide codes take another product, that one sees the weights themselves.
             offset: if F::WIDE && !takes_wide { 0 } else { F::OFFSET },
             wide: F::WIDE,
         }
     }
+
+    /// How many rows of `blocks` blocks to take for one, so that their chunks are full: rows follow each other without a gap. 1 if
+    /// that would be more than a segment.
+    pub fn merge(&self, blocks: usize) -> usize {
+        let rows = TERMS >> blocks.trailing_zeros().min(TERMS.trailing_zeros());
+        if rows * blocks <= SEGMENT { rows } else { 1 }
+    }
 }
 
-/// Decodes `terms` (at most 8) blocks of 32 of each of `rows` (at most `V::LANES`) rows. Rows beyond `rows` keep what they had.
+/// Decodes `terms` (at most 8) blocks of 32 of each of `rows` (at most `V::LANES`) rows. Lanes beyond `rows` of the codes keep
+/// what they had.
 ///
 /// # Safety
 /// `from` is the first row's first block, and `row_bytes` lead to the next row's. The processor has `V`'s features.
@@ -205,16 +283,12 @@ pub(super) unsafe fn decode<V: Vector, F: Coded>(
     row_bytes: usize,
     rows: usize,
     terms: usize,
-    to: *mut Chunk,
+    to: &Target,
 ) {
-    let mut raw = std::mem::MaybeUninit::<Raw>::uninit();
-    let raw = raw.as_mut_ptr();
-    if rows < V::LANES {
-        raw.write_bytes(0, 1);
-    }
+    let raw = to.raw;
     for row in 0..rows {
         let p = from.add(row * row_bytes);
-        let codes = (*to).codes[row].as_mut_ptr().cast::<i32>();
+        let codes = to.codes.add(row * to.stride).cast::<i32>();
         if terms == TERMS {
             raw_scales::<F>(p, TERMS, raw, row);
             for step in 0..TERMS / V::BLOCKS {
@@ -251,10 +325,10 @@ pub(super) unsafe fn decode<V: Vector, F: Coded>(
         let bytes = if F::Class::HALVES { 16 } else { 8 };
         for i in 0..bytes {
             let s = V::signed_byte(V::load((*raw).s[i / 4].as_ptr().cast()), i % 4);
-            V::store_f((*to).s[i].as_mut_ptr(), V::to_f(s));
+            V::store_f(to.s.add(WIDTH * i), V::to_f(s));
             if F::MINIMUM != Minimum::None {
                 let m = V::signed_byte(V::load((*raw).m[i / 4].as_ptr().cast()), i % 4);
-                V::store_f((*to).m[i].as_mut_ptr(), V::to_f(m));
+                V::store_f(to.m.add(WIDTH * i), V::to_f(m));
             }
         }
     }
@@ -262,10 +336,10 @@ pub(super) unsafe fn decode<V: Vector, F: Coded>(
 
 /// Widens the float scales in one vector of bits.
 #[inline(always)]
-unsafe fn put<V: Vector, F: Coded>(to: *mut Chunk, i: usize, bits: V::I) {
-    V::store_f((*to).d[i].as_mut_ptr(), F::scales::<V>(bits));
+unsafe fn put<V: Vector, F: Coded>(to: &Target, i: usize, bits: V::I) {
+    V::store_f(to.d.add(WIDTH * i), F::scales::<V>(bits));
     if F::MINIMUM != Minimum::None {
-        V::store_f((*to).d_min[i].as_mut_ptr(), V::halves(V::shr(bits, 16)));
+        V::store_f(to.d_min.add(WIDTH * i), V::halves(V::shr(bits, 16)));
     }
 }
 

@@ -3,16 +3,18 @@
 //! For each column, the products of one block (or two) of all rows of a strip are summed by a tree whose result has a lane for
 //! each row; from there on everything is done for all rows at once. The weights' bytes are read once, whatever the
 //! number of columns.
+//!
+//! Rows that aren't whole chunks are taken several for one: a lane is then that many rows, one after the other.
 
 use std::mem::MaybeUninit;
 
-use super::chunk::{Block, CHUNK, Chunk, Class, Decoder, Scales, Sub, TERMS, accumulate};
+use super::chunk::{Block, CHUNK, Class, Decoder, Panel, Scales, Sub, TERMS, Target, WIDTH, accumulate};
 use super::vector::{Lanes, Vector};
-use super::{Columns, Rows, SEGMENT_CHUNKS};
-use crate::block::Minimum;
+use super::{Columns, Rows};
+use crate::block::{Minimum, SEGMENT};
 
 /// Most columns that [`few`] takes.
-pub(super) const FEW: usize = 8;
+pub(super) const FEW: usize = 7;
 
 /// All rows of `w` times all columns of `x` (at most [`FEW`]).
 ///
@@ -21,85 +23,184 @@ pub(super) const FEW: usize = 8;
 #[inline(always)]
 pub(super) unsafe fn few<V: Vector, K: Class>(w: &Rows, format: &Decoder, x: &Columns) {
     let blocks = w.k / 32;
-    let mut chunk = MaybeUninit::<Chunk>::uninit();
-    let chunk = chunk.as_mut_ptr();
-    if !w.rows.is_multiple_of(V::LANES) {
-        // The lanes that a last strip lacks are computed too.
-        chunk.write_bytes(0, 1);
-    }
+    let mut panel = MaybeUninit::<Panel<16, TERMS>>::uninit();
+    let merge = format.merge(blocks);
+    let merged = w.rows - w.rows % (merge * V::LANES);
+    let whole = merged == w.rows;
+    Panel::prepare(panel.as_mut_ptr(), whole && (merge * blocks).is_multiple_of(TERMS));
+    let target = Panel::target(panel.as_mut_ptr(), CHUNK);
+    let mut results = MaybeUninit::<Results>::uninit();
+    let results = results.as_mut_ptr();
     let mut row = 0;
+    while row < merged {
+        strip::<V, K>(w, format, x, &target, row, V::LANES, merge, results);
+        row += merge * V::LANES;
+    }
     while row < w.rows {
         let rows = (w.rows - row).min(V::LANES);
-        let strip = w.bytes.add(row * w.row_bytes);
-        // A strip is contiguous, and so is the next one: fetched while this one is computed, at the same pace.
-        let ahead = if row + V::LANES < w.rows { V::LANES * w.row_bytes } else { 0 };
-        let mut sums = [[0.0f32; 16]; FEW];
-        let mut totals = [[0.0f32; 16]; FEW];
-        for c in 0..blocks.div_ceil(TERMS) {
-            let terms = (blocks - c * TERMS).min(TERMS);
-            let from = strip.add(c * format.chunk_bytes);
-            if ahead > 0 {
-                for r in 0..rows {
-                    let next = from.wrapping_add(ahead + r * w.row_bytes);
-                    for line in 0..format.chunk_bytes.div_ceil(64) {
-                        prefetch(next.wrapping_add(64 * line));
-                    }
-                }
-            }
-            (format.decode)(from, w.row_bytes, rows, terms, chunk);
-            let ends = (c + 1).is_multiple_of(SEGMENT_CHUNKS) || (c + 1) * TERMS >= blocks;
-            for col in 0..x.cols {
-                let sum = sums[col].as_mut_ptr();
-                let acc = column::<V, K>(chunk, format, terms, x, col, c * TERMS, V::load_f(sum));
-                if ends {
-                    let total = totals[col].as_mut_ptr();
-                    V::store_f(total, V::add_f(V::load_f(total), acc));
-                    V::store_f(sum, V::splat_f(0.0));
-                } else {
-                    V::store_f(sum, acc);
-                }
-            }
-        }
-        for (col, total) in totals[..x.cols].iter().enumerate() {
-            w.out.write(w.first + row, col, &total[..rows], w.tensor_scale);
-        }
-        row += V::LANES;
+        strip::<V, K>(w, format, x, &target, row, rows, 1, results);
+        row += rows;
     }
 }
 
-/// Adds a chunk's products with one column to `acc`, whose lanes are the chunk's rows.
+/// What a strip's columns have so far.
+#[repr(C, align(64))]
+struct Results {
+    /// Of the segment.
+    sums: [[f32; WIDTH]; FEW],
+    /// Of the row.
+    totals: [[f32; WIDTH]; FEW],
+    /// Finished rows: `[column][row of a lane][lane]`, with room to transpose.
+    rows: [[[f32; WIDTH]; WIDTH]; FEW],
+}
+
+/// `lanes` lanes of `merge` rows each, from row `row` on.
 #[inline(always)]
-unsafe fn column<V: Vector, K: Class>(
-    chunk: *const Chunk,
+#[allow(clippy::too_many_arguments)]
+unsafe fn strip<V: Vector, K: Class>(
+    w: &Rows,
     format: &Decoder,
-    terms: usize,
     x: &Columns,
-    col: usize,
-    first_block: usize,
-    mut acc: V::F,
-) -> V::F {
-    let q = x.q.add(col * x.q_stride + first_block * 32);
-    let d = x.d.add(col * (x.k / 32) + first_block);
-    let sums = x.sums.add(col * (x.k / 16) + 2 * first_block);
-    for step in 0..terms.div_ceil(V::BLOCKS) {
-        let a = V::load(q.add(step * V::LANES * 4).cast());
-        let codes = (&raw const (*chunk).codes).cast::<u8>().add(step * V::LANES * 4);
-        let products = Products::<V> { codes, a, signed: format.wide && !V::TAKES_WIDE };
-        let i = if K::HALVES { V::reduce_halves(&products) } else { V::reduce(&products).map(|i| [i; 2]) };
-        for (b, i) in i.into_iter().enumerate().take(V::BLOCKS.min(terms - step * V::BLOCKS)) {
-            let t = step * V::BLOCKS + b;
-            let sums = [*sums.add(2 * t), *sums.add(2 * t + 1)];
-            let less = |sum: i32, i: V::I| V::sub(i, V::splat(sum * format.offset as i32));
-            let i = if K::HALVES {
-                [less(sums[0], i[0]), less(sums[1], i[1])]
+    target: &Target,
+    row: usize,
+    lanes: usize,
+    merge: usize,
+    results: *mut Results,
+) {
+    let row_blocks = w.k / 32;
+    let (lane_bytes, blocks) = (merge * w.row_bytes, merge * row_blocks);
+    let from = w.bytes.add(row * w.row_bytes);
+    // A strip is contiguous, and so is the next one: fetched while this one is computed, at the same pace.
+    let ahead = if row + merge * lanes < w.rows { lanes * lane_bytes } else { 0 };
+    let (sums, totals) =
+        ((&raw mut (*results).sums).cast::<f32>(), (&raw mut (*results).totals).cast::<f32>());
+    let rows = (&raw mut (*results).rows).cast::<f32>();
+    for col in 0..x.cols {
+        V::store_f(sums.add(col * WIDTH), V::splat_f(0.0));
+        V::store_f(totals.add(col * WIDTH), V::splat_f(0.0));
+    }
+    // The next block's place in its row, and the row's in its lane.
+    let mut at = (0, 0);
+    for c in 0..blocks.div_ceil(TERMS) {
+        let terms = (blocks - c * TERMS).min(TERMS);
+        let from = from.add(c * format.chunk_bytes);
+        if ahead > 0 {
+            for lane in 0..lanes {
+                let next = from.wrapping_add(ahead + lane * lane_bytes);
+                for line in 0..format.chunk_bytes.div_ceil(64) {
+                    prefetch(next.wrapping_add(64 * line));
+                }
+            }
+        }
+        (format.decode)(from, lane_bytes, lanes, terms, target);
+        let start = at;
+        for col in 0..x.cols {
+            let (sums, totals) = (sums.add(col * WIDTH), totals.add(col * WIDTH));
+            let rows = rows.add(col * WIDTH * WIDTH);
+            let mut state = State::<V> { at: start, sum: V::load_f(sums), total: V::load_f(totals), rows };
+            if merge == 1 {
+                state.chunk::<K, false>(target, format, terms, x, col, row_blocks);
             } else {
-                [less(sums[0] + sums[1], i[0]); 2]
-            };
-            let block = Block { d: V::splat_f(*d.add(t)), sums: sums.map(|s| V::splat(s)) };
-            acc = accumulate::<V, K>(acc, i, &lanes::<V, K>(chunk, format, t), &block);
+                state.chunk::<K, true>(target, format, terms, x, col, row_blocks);
+            }
+            V::store_f(sums, state.sum);
+            V::store_f(totals, state.total);
+            at = state.at;
         }
     }
-    acc
+    for col in 0..x.cols {
+        let results = rows.add(col * WIDTH * WIDTH);
+        let first = w.first + row;
+        if merge == 1 {
+            w.out.write(first, col, std::slice::from_raw_parts(results, lanes), w.tensor_scale);
+            continue;
+        }
+        V::transpose(results);
+        let out = w.out.rows(first, col, lanes * merge);
+        for lane in 0..lanes {
+            for i in 0..merge {
+                let sum = *results.add(lane * V::LANES + i);
+                *out.add(lane * merge + i) = w.tensor_scale.map_or(sum, |scale| sum * scale);
+            }
+        }
+    }
+}
+
+/// The running sums of one column.
+struct State<V: Vector> {
+    /// The next block's place in its row, and the row's in its lane.
+    at: (usize, usize),
+    /// Of the segment.
+    sum: V::F,
+    /// Of the row's finished segments.
+    total: V::F,
+    /// Where finished rows go.
+    rows: *mut f32,
+}
+
+impl<V: Vector> State<V> {
+    /// Adds the products of a chunk of `terms` blocks. Rows end inside of it only if `ROWS_END`, segments never do.
+    #[inline(always)]
+    unsafe fn chunk<K: Class, const ROWS_END: bool>(
+        &mut self,
+        target: &Target,
+        format: &Decoder,
+        terms: usize,
+        x: &Columns,
+        col: usize,
+        row_blocks: usize,
+    ) {
+        let q = x.q.add(col * x.q_stride).cast::<u8>();
+        let d = x.d.add(col * row_blocks);
+        let sums = x.sums.add(col * 2 * row_blocks);
+        for step in 0..terms.div_ceil(V::BLOCKS) {
+            let a = if ROWS_END {
+                let (first, next) = (self.at.0, self.at.0 + 1);
+                V::load_two_blocks(q.add(32 * first), q.add(if next == row_blocks { 0 } else { 32 * next }))
+            } else {
+                V::load(q.add(32 * (self.at.0 + step * V::BLOCKS)).cast())
+            };
+            let codes = target.codes.add(step * V::LANES * 4);
+            let products = Products::<V> { codes, a, signed: format.wide && !V::TAKES_WIDE };
+            let i =
+                if K::HALVES { V::reduce_halves(&products) } else { V::reduce(&products).map(|i| [i; 2]) };
+            for (b, i) in i.into_iter().enumerate().take(V::BLOCKS.min(terms - step * V::BLOCKS)) {
+                let t = step * V::BLOCKS + b;
+                let k = if ROWS_END { self.at.0 } else { self.at.0 + t };
+                let sums = [*sums.add(2 * k), *sums.add(2 * k + 1)];
+                let offset = format.offset as i32;
+                let i = if K::HALVES {
+                    [V::sub(i[0], V::splat(sums[0] * offset)), V::sub(i[1], V::splat(sums[1] * offset))]
+                } else {
+                    [V::sub(i[0], V::splat((sums[0] + sums[1]) * offset)); 2]
+                };
+                let block = Block { d: V::splat_f(*d.add(k)), sums: [V::splat(sums[0]), V::splat(sums[1])] };
+                let scales = lanes::<V, K>(target, format, t);
+                self.sum = accumulate::<V, K>(self.sum, i, &scales, &block);
+                if ROWS_END {
+                    self.advance(1, row_blocks);
+                }
+            }
+        }
+        if !ROWS_END {
+            self.advance(terms, row_blocks);
+        }
+    }
+
+    /// Goes on by `blocks`.
+    #[inline(always)]
+    unsafe fn advance(&mut self, blocks: usize, row_blocks: usize) {
+        self.at.0 += blocks;
+        if self.at.0 == row_blocks || self.at.0.is_multiple_of(SEGMENT) {
+            self.total = V::add_f(self.total, self.sum);
+            self.sum = V::splat_f(0.0);
+            if self.at.0 == row_blocks {
+                V::store_f(self.rows.add(self.at.1 * V::LANES), self.total);
+                self.total = V::splat_f(0.0);
+                self.at = (0, self.at.1 + 1);
+            }
+        }
+    }
 }
 
 /// The products of one step of each row with a column.
@@ -121,30 +222,30 @@ impl<V: Vector> Lanes<V::I> for Products<V> {
 
 /// The scales of block `t`, a lane for each row.
 #[inline(always)]
-unsafe fn lanes<V: Vector, K: Class>(chunk: *const Chunk, format: &Decoder, t: usize) -> Scales<V> {
+unsafe fn lanes<V: Vector, K: Class>(w: &Target, format: &Decoder, t: usize) -> Scales<V> {
     let zero = V::splat_f(0.0);
     let mut scales = Scales { d: [zero; 2], s: [zero; 2], d_min: zero, m: [zero; 2] };
     let float = t >> format.scale_shift;
-    let (d, s) = ((&raw const (*chunk).d).cast::<f32>(), (&raw const (*chunk).s).cast::<f32>());
-    let (d_min, m) = ((&raw const (*chunk).d_min).cast::<f32>(), (&raw const (*chunk).m).cast::<f32>());
     scales.d = if K::SUB == Sub::Float {
-        [V::load_f(d.add(32 * t)), V::load_f(d.add(32 * t + 16))]
+        [V::load_f(w.d.add(2 * t * WIDTH)), V::load_f(w.d.add((2 * t + 1) * WIDTH))]
     } else {
-        [V::load_f(d.add(16 * float)); 2]
+        [V::load_f(w.d.add(float * WIDTH)); 2]
     };
     match K::SUB {
-        Sub::Block => scales.s = [V::load_f(s.add(16 * t)); 2],
-        Sub::Half => scales.s = [V::load_f(s.add(32 * t)), V::load_f(s.add(32 * t + 16))],
+        Sub::Block => scales.s = [V::load_f(w.s.add(t * WIDTH)); 2],
+        Sub::Half => {
+            scales.s = [V::load_f(w.s.add(2 * t * WIDTH)), V::load_f(w.s.add((2 * t + 1) * WIDTH))];
+        }
         _ => {}
     }
     if K::MINIMUM != Minimum::None {
-        scales.d_min = V::load_f(d_min.add(16 * float));
+        scales.d_min = V::load_f(w.d_min.add(float * WIDTH));
     }
     match (K::MINIMUM, K::SUB) {
         (Minimum::Subtracted, Sub::Half) => {
-            scales.m = [V::load_f(m.add(32 * t)), V::load_f(m.add(32 * t + 16))]
+            scales.m = [V::load_f(w.m.add(2 * t * WIDTH)), V::load_f(w.m.add((2 * t + 1) * WIDTH))];
         }
-        (Minimum::Subtracted, _) => scales.m = [V::load_f(m.add(16 * t)); 2],
+        (Minimum::Subtracted, _) => scales.m = [V::load_f(w.m.add(t * WIDTH)); 2],
         _ => {}
     }
     scales

@@ -3,141 +3,178 @@
 //! A strip of rows is decoded for one segment (2,048 values), then meets all columns in a kernel that knows no format: four
 //! bytes of a row's codes, in every lane, times four values of each column. The columns come packed for this by
 //! [`Activations`](crate::Activations).
+//!
+//! Rows that aren't whole chunks are decoded several for one; a lane of the decoder is then that many rows, one after the other.
 
 use std::mem::MaybeUninit;
 
-use super::chunk::{Block, CHUNK, Chunk, Class, Decoder, Scales, Sub, TERMS, accumulate};
+use super::chunk::{Block, Class, Decoder, Panel, Scales, Sub, TERMS, Target, WIDTH, accumulate};
 use super::vector::Vector;
-use super::{Columns, Rows, SEGMENT_CHUNKS};
+use super::{Columns, Rows};
 use crate::activations::GROUP;
-use crate::block::Minimum;
+use crate::block::{Minimum, SEGMENT};
 
-/// Rows in a strip: as many as leave a decoded segment and some activations in the first cache.
-const STRIP: usize = 8;
+/// Lanes of a strip of long rows: as many as leave a decoded segment and some activations in the first cache.
+const LANES: usize = 8;
+/// Blocks of a lane up to which a strip of 16 lanes leaves as much.
+const SHORT: usize = 32;
 
-/// All rows of `w` times all columns of `x`, in tiles of `R` rows (a divisor of [`STRIP`]) and twice `V::LANES` columns.
+/// All rows of `w` times all columns of `x`, in tiles of `R` rows (a divisor of [`LANES`]) and twice `V::LANES` columns.
 ///
 /// # Safety
 /// The pointers in `w` and `x` are valid for the shapes there, the columns are packed, and the processor has `V`'s features.
 #[inline(always)]
 pub(super) unsafe fn many<V: Vector, K: Class, const R: usize>(w: &Rows, format: &Decoder, x: &Columns) {
     let blocks = w.k / 32;
-    let mut chunks = MaybeUninit::<[Chunk; SEGMENT_CHUNKS]>::uninit();
-    let chunks = chunks.as_mut_ptr().cast::<Chunk>();
-    if !w.rows.is_multiple_of(STRIP) {
-        // The rows that a last strip lacks are multiplied too.
-        chunks.write_bytes(0, SEGMENT_CHUNKS);
-    }
+    let merge = format.merge(blocks);
+    let lanes = if merge * blocks <= SHORT { V::LANES } else { LANES };
+    let mut panel = MaybeUninit::<Panel<LANES, SEGMENT>>::uninit();
+    let mut tiles = MaybeUninit::<[Tile; 2]>::uninit();
+    let tiles = tiles.as_mut_ptr().cast::<Tile>();
+    // A tile's lanes without a row are multiplied like the others.
+    Panel::prepare(panel.as_mut_ptr(), w.rows.is_multiple_of(R));
+    let merged = w.rows - w.rows % (merge * lanes);
     let mut row = 0;
     while row < w.rows {
-        let rows = (w.rows - row).min(STRIP);
-        let mut first_block = 0;
-        while first_block < blocks {
-            let terms = (blocks - first_block).min(SEGMENT_CHUNKS * TERMS);
-            for c in 0..terms.div_ceil(TERMS) {
-                let at = (first_block / TERMS + c) * format.chunk_bytes;
-                let from = w.bytes.add(row * w.row_bytes + at);
-                (format.decode)(from, w.row_bytes, rows, (terms - c * TERMS).min(TERMS), chunks.add(c));
+        let (lanes, merge) = if row < merged { (lanes, merge) } else { (lanes.min(w.rows - row), 1) };
+        let mut first = 0;
+        while first < blocks {
+            // Of each row of a lane.
+            let terms = (blocks - first).min(SEGMENT);
+            let stride = (merge * terms * 32).next_multiple_of(64);
+            let target = Panel::target(panel.as_mut_ptr(), stride);
+            for c in 0..(merge * terms).div_ceil(TERMS) {
+                let from = w.bytes.add(row * w.row_bytes + (first / TERMS + c) * format.chunk_bytes);
+                let terms = (merge * terms - c * TERMS).min(TERMS);
+                let target = target.after(c * TERMS, format);
+                (format.decode)(from, merge * w.row_bytes, lanes, terms, &target);
             }
+            let strip = Strip { target, terms, first, row, lanes, merge, tiles };
             let mut col = 0;
             while col < x.cols {
-                let segment = Segment { chunks, terms, first_block, row, rows, col };
                 col += if x.cols - col > V::LANES {
-                    segment.product::<V, K, R, 2>(w, format, x)
+                    strip.product::<V, K, R, 2>(w, format, x, col)
                 } else {
-                    segment.product::<V, K, R, 1>(w, format, x)
+                    strip.product::<V, K, R, 1>(w, format, x, col)
                 };
             }
-            first_block += terms;
+            first += terms;
         }
-        row += STRIP;
+        row += lanes * merge;
     }
 }
 
-/// A decoded strip of rows, for one segment, and the columns it meets.
-struct Segment {
-    chunks: *const Chunk,
-    /// Blocks of 32.
+/// A decoded strip of rows, for one segment.
+struct Strip {
+    target: Target,
+    /// Blocks of 32 of a row.
     terms: usize,
     /// The segment's first block in its rows.
-    first_block: usize,
+    first: usize,
     row: usize,
-    rows: usize,
-    col: usize,
+    lanes: usize,
+    /// Rows in a lane.
+    merge: usize,
+    tiles: *mut Tile,
 }
 
-/// Sums of [`STRIP`] rows with a vector of columns each.
+/// Sums of a strip's rows with a vector of columns each: `[row][column]`.
 #[repr(C, align(64))]
-struct Tile([f32; 256]);
+struct Tile([[f32; 16]; 16 * TERMS]);
 
-impl Segment {
-    /// Multiplies with `G * V::LANES` columns, and adds the results to the output. Returns the number of columns.
+impl Strip {
+    /// Multiplies with `G * V::LANES` columns from `col` on, and adds the results to the output. Returns the number of columns.
     #[inline(always)]
     unsafe fn product<V: Vector, K: Class, const R: usize, const G: usize>(
         &self,
         w: &Rows,
         format: &Decoder,
         x: &Columns,
+        col: usize,
     ) -> usize {
-        let mut tiles = [const { MaybeUninit::<Tile>::uninit() }; G];
-        if STRIP < V::LANES {
-            // Transposed along, then dropped.
-            tiles.as_mut_ptr().write_bytes(0, G);
-        }
-        let mut row = 0;
-        while row < self.rows {
-            let sums = self.sums::<V, K, R, G>(row, format, x);
-            for (r, sums) in sums.iter().enumerate() {
-                for (tile, &sum) in tiles.iter_mut().zip(sums) {
-                    V::store_f(tile.as_mut_ptr().cast::<f32>().add((row + r) * V::LANES), sum);
+        for i in 0..self.merge {
+            let mut lane = 0;
+            while lane < self.lanes {
+                let sums = self.sums::<V, K, R, G>(i, lane, format, x, col);
+                for (r, sums) in sums.iter().enumerate() {
+                    let row = (lane + r) * self.merge + i;
+                    for (g, &sum) in sums.iter().enumerate() {
+                        V::store_f(self.tiles.add(g).cast::<f32>().add(row * V::LANES), sum);
+                    }
                 }
+                lane += R;
             }
-            row += R;
         }
-        let last = self.first_block + self.terms == w.k / 32;
-        let scale = if last { w.tensor_scale } else { None };
-        for (g, tile) in tiles.iter_mut().enumerate() {
-            let tile = tile.as_mut_ptr().cast::<f32>();
-            V::transpose(tile);
-            let col = self.col + g * V::LANES;
-            for c in 0..V::LANES.min(x.cols - col) {
-                let sums = tile.add(c * V::LANES);
-                let out = w.out.rows(w.first + self.row, col + c, self.rows);
-                if self.rows == STRIP && scale.is_none() {
-                    V::add_8(out, sums, self.first_block == 0);
-                    continue;
-                }
-                for r in 0..self.rows {
-                    let before = if self.first_block == 0 { 0.0 } else { *out.add(r) };
-                    let sum = before + *sums.add(r);
-                    *out.add(r) = scale.map_or(sum, |scale| sum * scale);
-                }
+        let rows = self.lanes * self.merge;
+        for g in 0..G {
+            // Transposed like the others.
+            let spare = rows.next_multiple_of(V::LANES) - rows;
+            self.tiles.add(g).cast::<f32>().add(rows * V::LANES).write_bytes(0, spare * V::LANES);
+            let mut row = 0;
+            while row < rows {
+                let tile = self.tiles.add(g).cast::<f32>().add(row * V::LANES);
+                V::transpose(tile);
+                let cols = V::LANES.min(x.cols - (col + g * V::LANES));
+                self.write::<V>(w, row, V::LANES.min(rows - row), tile, col + g * V::LANES, cols);
+                row += V::LANES;
             }
         }
         G * V::LANES
     }
 
-    /// The sums over the segment of rows `row .. row + R` of the strip, with each group of columns.
+    /// Adds a transposed tile, `[column][row]`, to the output.
+    #[inline(always)]
+    unsafe fn write<V: Vector>(
+        &self,
+        w: &Rows,
+        row: usize,
+        rows: usize,
+        tile: *const f32,
+        col: usize,
+        cols: usize,
+    ) {
+        let (fresh, last) = (self.first == 0, self.first + self.terms == w.k / 32);
+        let scale = if last { w.tensor_scale } else { None };
+        for c in 0..cols {
+            let sums = tile.add(c * V::LANES);
+            let out = w.out.rows(w.first + self.row + row, col + c, rows);
+            if scale.is_none() && rows == V::LANES {
+                let before = if fresh { V::splat_f(0.0) } else { V::load_f(out) };
+                V::store_f(out, V::add_f(before, V::load_f(sums)));
+            } else if scale.is_none() && rows == 8 {
+                add_8(out, sums, fresh);
+            } else {
+                for r in 0..rows {
+                    let sum = if fresh { 0.0 } else { *out.add(r) } + *sums.add(r);
+                    *out.add(r) = scale.map_or(sum, |scale| sum * scale);
+                }
+            }
+        }
+    }
+
+    /// The sums over the segment of the `i`-th row of lanes `lane .. lane + R`, with each group of columns from `col` on.
     #[inline(always)]
     unsafe fn sums<V: Vector, K: Class, const R: usize, const G: usize>(
         &self,
-        row: usize,
+        i: usize,
+        lane: usize,
         format: &Decoder,
         x: &Columns,
+        col: usize,
     ) -> [[V::F; G]; R] {
         let mut q = [x.packed_q; G];
         let mut d = [x.packed_d; G];
         let mut sums = [x.packed_sums; G];
         for g in 0..G {
-            let (group, lane) = ((self.col + g * V::LANES) / GROUP, (self.col + g * V::LANES) % GROUP);
-            q[g] = q[g].add((group * x.k + self.first_block * 32) * GROUP + 4 * lane);
-            d[g] = d[g].add((group * (x.k / 32) + self.first_block) * GROUP + lane);
-            sums[g] = sums[g].add((group * (x.k / 16) + 2 * self.first_block) * GROUP + lane);
+            let (group, lane) = ((col + g * V::LANES) / GROUP, (col + g * V::LANES) % GROUP);
+            q[g] = q[g].add((group * x.k + self.first * 32) * GROUP + 4 * lane);
+            d[g] = d[g].add((group * (x.k / 32) + self.first) * GROUP + lane);
+            sums[g] = sums[g].add((group * (x.k / 16) + 2 * self.first) * GROUP + lane);
         }
+        let w = self.target.after(i * self.terms, format);
+        let codes = w.codes.add(lane * w.stride);
         let mut acc = [[V::splat_f(0.0); G]; R];
         for t in 0..self.terms {
-            let chunk = self.chunks.add(t / TERMS);
-            let codes = (&raw const (*chunk).codes).cast::<u8>().add(row * CHUNK + t % TERMS * 32);
             let mut blocks = [Block::<V> { d: V::splat_f(0.0), sums: [V::splat(0); 2] }; G];
             let mut start = [[V::splat(0); 2]; G];
             for g in 0..G {
@@ -146,23 +183,19 @@ impl Segment {
                 blocks[g].sums = [V::load(at), V::load(at.add(GROUP))];
                 start[g] = start_of::<V, K>(blocks[g].sums, format.offset);
             }
+            let codes = codes.add(32 * t);
             let (low, high) = if K::HALVES {
-                let low = integers::<V, R, G>(start.map(|s| s[0]), codes, &q, t * 32 * GROUP, 4, format.wide);
-                let high = integers::<V, R, G>(
-                    start.map(|s| s[1]),
-                    codes.add(16),
-                    &q,
-                    (t * 32 + 16) * GROUP,
-                    4,
-                    format.wide,
-                );
-                (low, high)
+                let at = t * 32 * GROUP;
+                let low = integers::<V, R, G>(start.map(|s| s[0]), codes, w.stride, &q, at, 4, format.wide);
+                let (codes, at) = (codes.add(16), at + 16 * GROUP);
+                (low, integers::<V, R, G>(start.map(|s| s[1]), codes, w.stride, &q, at, 4, format.wide))
             } else {
-                let all = integers::<V, R, G>(start.map(|s| s[0]), codes, &q, t * 32 * GROUP, 8, format.wide);
+                let at = t * 32 * GROUP;
+                let all = integers::<V, R, G>(start.map(|s| s[0]), codes, w.stride, &q, at, 8, format.wide);
                 (all, all)
             };
             for r in 0..R {
-                let scales = splats::<V, K>(chunk, format, t % TERMS, row + r);
+                let scales = splats::<V, K>(&w, format, t, lane + r);
                 for g in 0..G {
                     acc[r][g] = accumulate::<V, K>(acc[r][g], [low[r][g], high[r][g]], &scales, &blocks[g]);
                 }
@@ -192,6 +225,7 @@ unsafe fn start_of<V: Vector, K: Class>(sums: [V::I; 2], offset: u32) -> [V::I; 
 unsafe fn integers<V: Vector, const R: usize, const G: usize>(
     start: [V::I; G],
     codes: *const u8,
+    stride: usize,
     q: &[*const i8; G],
     at: usize,
     quads: usize,
@@ -204,7 +238,7 @@ unsafe fn integers<V: Vector, const R: usize, const G: usize>(
             *a = V::load(q.add(at + quad * 4 * GROUP).cast());
         }
         for (r, i) in i.iter_mut().enumerate() {
-            let w = V::splat(codes.add(r * CHUNK + 4 * quad).cast::<i32>().read_unaligned());
+            let w = V::splat(codes.add(r * stride + 4 * quad).cast::<i32>().read_unaligned());
             for (i, &a) in i.iter_mut().zip(&a) {
                 *i = if wide && !V::TAKES_WIDE { V::dot_wide(*i, w, a) } else { V::dot(*i, w, a) };
             }
@@ -213,36 +247,47 @@ unsafe fn integers<V: Vector, const R: usize, const G: usize>(
     i
 }
 
-/// The scales of block `t` of a row, the same in every lane.
+/// The scales of block `t` of a lane, the same in every column.
 #[inline(always)]
-unsafe fn splats<V: Vector, K: Class>(
-    chunk: *const Chunk,
-    format: &Decoder,
-    t: usize,
-    row: usize,
-) -> Scales<V> {
+unsafe fn splats<V: Vector, K: Class>(w: &Target, format: &Decoder, t: usize, lane: usize) -> Scales<V> {
     let zero = V::splat_f(0.0);
     let mut scales = Scales { d: [zero; 2], s: [zero; 2], d_min: zero, m: [zero; 2] };
     let float = t >> format.scale_shift;
     scales.d = if K::SUB == Sub::Float {
-        [V::splat_f((*chunk).d[2 * t][row]), V::splat_f((*chunk).d[2 * t + 1][row])]
+        [V::splat_f(*w.d.add(2 * t * WIDTH + lane)), V::splat_f(*w.d.add((2 * t + 1) * WIDTH + lane))]
     } else {
-        [V::splat_f((*chunk).d[float][row]); 2]
+        [V::splat_f(*w.d.add(float * WIDTH + lane)); 2]
     };
     match K::SUB {
-        Sub::Block => scales.s = [V::splat_f((*chunk).s[t][row]); 2],
-        Sub::Half => scales.s = [V::splat_f((*chunk).s[2 * t][row]), V::splat_f((*chunk).s[2 * t + 1][row])],
+        Sub::Block => scales.s = [V::splat_f(*w.s.add(t * WIDTH + lane)); 2],
+        Sub::Half => {
+            scales.s = [
+                V::splat_f(*w.s.add(2 * t * WIDTH + lane)),
+                V::splat_f(*w.s.add((2 * t + 1) * WIDTH + lane)),
+            ];
+        }
         _ => {}
     }
     if K::MINIMUM != Minimum::None {
-        scales.d_min = V::splat_f((*chunk).d_min[float][row]);
+        scales.d_min = V::splat_f(*w.d_min.add(float * WIDTH + lane));
     }
     match (K::MINIMUM, K::SUB) {
         (Minimum::Subtracted, Sub::Half) => {
-            scales.m = [V::splat_f((*chunk).m[2 * t][row]), V::splat_f((*chunk).m[2 * t + 1][row])];
+            scales.m = [
+                V::splat_f(*w.m.add(2 * t * WIDTH + lane)),
+                V::splat_f(*w.m.add((2 * t + 1) * WIDTH + lane)),
+            ];
         }
-        (Minimum::Subtracted, _) => scales.m = [V::splat_f((*chunk).m[t][row]); 2],
+        (Minimum::Subtracted, _) => scales.m = [V::splat_f(*w.m.add(t * WIDTH + lane)); 2],
         _ => {}
     }
     scales
+}
+
+/// Adds the eight floats at `from` to those at `to`, or to zeros if these are `fresh`.
+#[inline(always)]
+unsafe fn add_8(to: *mut f32, from: *const f32, fresh: bool) {
+    use std::arch::x86_64::*;
+    let before = if fresh { _mm256_setzero_ps() } else { _mm256_loadu_ps(to) };
+    _mm256_storeu_ps(to, _mm256_add_ps(before, _mm256_loadu_ps(from)));
 }

@@ -17,6 +17,7 @@ mod avx2;
 mod avx512;
 mod chunk;
 mod codes;
+mod columns;
 mod few;
 mod floats;
 mod many;
@@ -26,16 +27,12 @@ use std::ops::Range;
 
 use avx2::{Avx2, AvxVnni};
 use avx512::Avx512;
-use chunk::{Chunk, Class, Coded, Decoder};
+use chunk::{Class, Coded, Decoder, Target};
 use floats::{Bf16, F16, F32, Weight};
 
-use crate::activations::WIDE_FROM;
-use crate::block::SEGMENT;
+use crate::activations::{GROUP, WIDE_FROM};
 use crate::formats::with_block_format;
 use crate::{Activations, Format, Isa, Matrix, Out};
-
-/// Chunks in a segment.
-const SEGMENT_CHUNKS: usize = SEGMENT / chunk::TERMS;
 
 /// Rows of a matrix.
 struct Rows<'a, 'o> {
@@ -111,6 +108,31 @@ pub(crate) fn product(isa: Isa, w: &Matrix<'_>, rows: Range<usize>, x: &Activati
     true
 }
 
+/// Quantises blocks of 32, if `isa` has vector paths; otherwise false, and nothing is done.
+pub(crate) fn quantise(isa: Isa, x: &[f32], q: &mut [i8], d: &mut [f32], sums: &mut [i32]) -> bool {
+    let blocks = d.len();
+    assert!(x.len() == 32 * blocks && q.len() == 32 * blocks && sums.len() == 2 * blocks);
+    if isa == Isa::Scalar {
+        return false;
+    }
+    // SAFETY: the value of `isa` proves AVX2; the lengths are right.
+    unsafe { columns::quantise(x, q, d, sums) };
+    true
+}
+
+/// Packs `members` columns of `stride` elements, of which `len` count, in lanes, if there is AVX2; otherwise false, and nothing is done.
+pub(crate) fn pack(columns: &[u32], stride: usize, members: usize, len: usize, to: &mut [u32]) -> bool {
+    assert!(
+        len <= stride && columns.len() == members * stride && to.len() == len * GROUP && members <= GROUP
+    );
+    if !is_x86_feature_detected!("avx2") {
+        return false;
+    }
+    // SAFETY: there is AVX2; the lengths are right.
+    unsafe { columns::pack(columns.as_ptr(), stride, members, len, to.as_mut_ptr()) };
+    true
+}
+
 /// The product with float weights, if `isa` has vector paths and rows are whole sets of lanes; otherwise false, and nothing is
 /// done.
 ///
@@ -146,13 +168,7 @@ unsafe fn avx512_floats<W: Weight>(w: &Rows, x: *const f32, cols: usize) {
 }
 
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
-unsafe fn avx2_decode<F: Coded>(
-    from: *const u8,
-    row_bytes: usize,
-    rows: usize,
-    terms: usize,
-    to: *mut Chunk,
-) {
+unsafe fn avx2_decode<F: Coded>(from: *const u8, row_bytes: usize, rows: usize, terms: usize, to: &Target) {
     chunk::decode::<Avx2, F>(from, row_bytes, rows, terms, to)
 }
 
@@ -162,7 +178,7 @@ unsafe fn avxvnni_decode<F: Coded>(
     row_bytes: usize,
     rows: usize,
     terms: usize,
-    to: *mut Chunk,
+    to: &Target,
 ) {
     chunk::decode::<AvxVnni, F>(from, row_bytes, rows, terms, to)
 }
@@ -173,7 +189,7 @@ unsafe fn avx512_decode<F: Coded, const GATHERS: bool>(
     row_bytes: usize,
     rows: usize,
     terms: usize,
-    to: *mut Chunk,
+    to: &Target,
 ) {
     chunk::decode::<Avx512<GATHERS>, F>(from, row_bytes, rows, terms, to)
 }
@@ -229,10 +245,7 @@ fn gathers() -> bool {
 mod tests {
     use super::*;
     use crate::block::{Minimum, Term};
-    use crate::formats::with_block_format;
-    use chunk::{Sub, TERMS};
-
-    type Decode = unsafe fn(*const u8, usize, usize, usize, *mut Chunk);
+    use chunk::{Decode, Panel, Sub, TERMS, WIDTH};
 
     /// All decoders of a format that this processor can run, also those that [`gathers`] doesn't choose.
     fn decoders<F: Coded>() -> Vec<(&'static str, Decode)> {
@@ -255,26 +268,29 @@ mod tests {
         a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
     }
 
-    /// What row `row` of a chunk says of block `t`, as a term.
-    fn term_of<F: Coded>(chunk: &Chunk, row: usize, t: usize) -> Term {
+    /// What lane `lane` says of block `t`, as a term.
+    ///
+    /// # Safety
+    /// That block of that lane has been decoded to `chunk`.
+    unsafe fn term_of<F: Coded>(chunk: &Target, lane: usize, t: usize) -> Term {
+        let at = |p: *const f32, i: usize| *p.add(i * WIDTH + lane);
         let class = <F::Class as Class>::SUB;
         let float = t * 32 / F::LEN;
-        let per_half = |a: &[[f32; 16]; 16]| [a[2 * t][row], a[2 * t + 1][row]];
-        let integers = |a: &[[f32; 16]; 16]| match class {
-            Sub::Half => per_half(a).map(|v| v as i32),
-            _ => [a[t][row] as i32; 2],
+        let integers = |p: *const f32| match class {
+            Sub::Half => [at(p, 2 * t) as i32, at(p, 2 * t + 1) as i32],
+            _ => [at(p, t) as i32; 2],
         };
-        let minimum = F::MINIMUM != Minimum::None;
+        let code = |i: usize| i32::from(*chunk.codes.add(lane * chunk.stride + 32 * t + i));
         Term {
-            w: std::array::from_fn(|i| (i32::from(chunk.codes[row][32 * t + i]) - F::OFFSET as i32) as i8),
-            s: if matches!(class, Sub::Block | Sub::Half) { integers(&chunk.s) } else { [1; 2] },
-            d: if F::SPLIT { per_half(&chunk.d) } else { [chunk.d[float][row]; 2] },
+            w: std::array::from_fn(|i| (code(i) - F::OFFSET as i32) as i8),
+            s: if matches!(class, Sub::Block | Sub::Half) { integers(chunk.s) } else { [1; 2] },
+            d: if F::SPLIT { [at(chunk.d, 2 * t), at(chunk.d, 2 * t + 1)] } else { [at(chunk.d, float); 2] },
             m: match F::MINIMUM {
                 Minimum::None => [0; 2],
                 Minimum::Added => [1; 2],
-                Minimum::Subtracted => integers(&chunk.m),
+                Minimum::Subtracted => integers(chunk.m),
             },
-            d_min: if minimum { chunk.d_min[float][row] } else { 0.0 },
+            d_min: if F::MINIMUM == Minimum::None { 0.0 } else { at(chunk.d_min, float) },
         }
     }
 
@@ -289,16 +305,17 @@ mod tests {
             for rows in [1, 7, 8] {
                 let bytes: Vec<u8> = (0..rows * row_bytes).map(|_| next()).collect();
                 for (name, decode) in decoders::<F>() {
-                    let mut chunk = Box::<Chunk>::new_uninit();
-                    // SAFETY: zeros are a chunk; the bytes are `rows` rows of `terms` blocks, and the path is available.
-                    let chunk = unsafe {
-                        chunk.as_mut_ptr().write_bytes(0, 1);
-                        decode(bytes.as_ptr(), row_bytes, rows, terms, chunk.as_mut_ptr());
-                        chunk.assume_init()
-                    };
+                    let mut panel = Box::<Panel<16, TERMS>>::new_uninit();
                     for (row, t) in (0..rows).flat_map(|row| (0..terms).map(move |t| (row, t))) {
                         let block = &bytes[row * row_bytes + t * 32 / F::LEN * F::BYTES..][..F::BYTES];
-                        let (got, want) = (term_of::<F>(&chunk, row, t), F::term(block, t % (F::LEN / 32)));
+                        let want = F::term(block, t % (F::LEN / 32));
+                        // SAFETY: the bytes are `rows` rows of `terms` blocks, and the path is available.
+                        let got = unsafe {
+                            Panel::prepare(panel.as_mut_ptr(), false);
+                            let target = Panel::target(panel.as_mut_ptr(), chunk::CHUNK);
+                            decode(bytes.as_ptr(), row_bytes, rows, terms, &target);
+                            term_of::<F>(&target, row, t)
+                        };
                         let floats = |t: &Term| [t.d[0], t.d[1], t.d_min];
                         let alike = floats(&got).iter().zip(floats(&want)).all(|(&a, b)| same(a, b));
                         assert!(

@@ -56,14 +56,6 @@ pub(super) trait Vector: Copy {
     /// Reads `LANES` bytes and widens them.
     unsafe fn load_bytes(p: *const u8) -> Self::I;
 
-    /// Adds the eight floats at `from` to those at `to`, or to zeros if these are `fresh`.
-    #[inline(always)]
-    unsafe fn add_8(to: *mut f32, from: *const f32, fresh: bool) {
-        use std::arch::x86_64::*;
-        let before = if fresh { _mm256_setzero_ps() } else { _mm256_loadu_ps(to) };
-        _mm256_storeu_ps(to, _mm256_add_ps(before, _mm256_loadu_ps(from)));
-    }
-
     /// Sum by lanes.
     unsafe fn add(a: Self::I, b: Self::I) -> Self::I;
     /// Difference by lanes.
@@ -116,6 +108,8 @@ pub(super) trait Vector: Copy {
     unsafe fn one_block(v: __m256i) -> Self::I;
     /// For block `b`, the 32 bytes at `p + b * stride`.
     unsafe fn load_blocks(p: *const u8, stride: usize) -> Self::I;
+    /// The 32 bytes at `first`, and those at `second` if there is a second block.
+    unsafe fn load_two_blocks(first: *const u8, second: *const u8) -> Self::I;
     /// For block `b`, the 16 bytes at `p + b * stride` twice: as they are, and shifted right by four bits. Bits above the low
     /// four are noise.
     unsafe fn load_nibbles(p: *const u8, stride: usize) -> Self::I;
