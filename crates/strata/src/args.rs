@@ -70,7 +70,7 @@ Examples:
   strata eval models/pebble.gguf book.txt
   strata eval model-iq3_xxs.gguf book.txt --against model-bf16.gguf --windows 40 --json
 
-The text is cut into windows of --context tokens. Each starts from an empty state, with no token put in front; of N
+The text is cut into windows of --context tokens; marks of turns written in it are read as text. Each window starts from an empty state, with no token put in front; of N
 tokens the logits at N/2 to N-2 score the tokens N/2+1 to N-1. What is left over at the end is not used.
 Kullback-Leibler divergence is that of MODEL from the model given with --against: the sum of q * ln(q / p), where q
 is the other model's distribution.")]

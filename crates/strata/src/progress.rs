@@ -9,21 +9,27 @@ fn watched(quiet: bool) -> bool {
     !quiet && std::io::stderr().is_terminal()
 }
 
-fn bar(quiet: bool, total: u64, template: &str) -> ProgressBar {
+fn bar(quiet: bool, total: u64, title: &'static str, template: &str) -> ProgressBar {
     let target = if watched(quiet) { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(total), target);
     // A template that doesn't parse would be a mistake in this file; the plain style is as good.
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     bar.set_style(style.progress_chars("=> "));
+    bar.set_message(title);
     bar
 }
 
-/// A bar over bytes. Vanishes when finished and cleared.
-pub fn bytes(quiet: bool, total: u64) -> ProgressBar {
-    bar(quiet, total, "{msg} [{bar:40}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}")
+/// A bar over bytes.
+pub fn bytes(quiet: bool, total: u64, title: &'static str) -> ProgressBar {
+    bar(
+        quiet,
+        total,
+        title,
+        "{msg} [{bar:40}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
+    )
 }
 
 /// A bar over things of a kind.
-pub fn steps(quiet: bool, total: u64, unit: &str) -> ProgressBar {
-    bar(quiet, total, &format!("{{msg}} [{{bar:40}}] {{pos}}/{{len}} {unit} {{eta}}"))
+pub fn steps(quiet: bool, total: u64, title: &'static str, unit: &str) -> ProgressBar {
+    bar(quiet, total, title, &format!("{{msg}} [{{bar:40}}] {{pos}}/{{len}} {unit} {{eta}}"))
 }

@@ -16,7 +16,7 @@ use strata_topology::{Assignment, Pool, Role, Topology, spawn};
 
 use crate::config::Config;
 use crate::failure::{Failure, warn};
-use crate::{interrupt, progress};
+use crate::progress;
 
 /// This machine, and which threads go where on it.
 pub struct Machine {
@@ -56,23 +56,40 @@ impl Machine {
 
     /// Plans a model without allocating anything.
     pub fn plan(&self, model: &Arc<Model>, config: &Config) -> Result<Planned, Failure> {
+        check_context(model, &config.engine)?;
         Ok(Engine::plan(model, &config.engine, &self.limits, &self.backend(config)?)?)
     }
 
     /// Loads a model, with a progress bar over what has to be copied. `engine` may differ from the configuration's own.
     pub fn load(&self, model: Model, engine: &EngineConfig, config: &Config) -> Result<Engine, Failure> {
-        let bar = progress::bytes(config.quiet, 0);
-        bar.set_message("loading");
+        check_context(&model, engine)?;
+        let mut bar = None;
         let mut observe = |loaded: strata_engine::Progress| {
-            bar.set_length(loaded.of);
+            let bar = bar.get_or_insert_with(|| progress::bytes(config.quiet, loaded.of, "loading"));
             bar.set_position(loaded.bytes);
-            if interrupt::raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            ControlFlow::Continue(())
         };
         let backend = self.backend(config)?;
-        let loaded =
+        let engine =
             Engine::load(Arc::new(model), engine, &self.limits, backend, self.spawn_io(), &mut observe);
-        bar.finish_and_clear();
-        if interrupt::raised() { Err(Failure::Interrupted) } else { Ok(loaded?) }
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+        Ok(engine?)
+    }
+}
+
+/// That the model allows the context asked for.
+fn check_context(model: &Model, engine: &EngineConfig) -> Result<(), Failure> {
+    let most = model.hyper.context;
+    match engine.context {
+        Some(asked) if asked > most => {
+            let file = model.gguf.path().display();
+            Err(Failure::usage(format!(
+                "--context {asked} is more than the {most} tokens that {file} allows"
+            )))
+        }
+        _ => Ok(()),
     }
 }
 

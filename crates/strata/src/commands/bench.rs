@@ -35,7 +35,7 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
     let mut engine = machine.load(model, &wanted, config)?;
 
     let tokens = tokens(longest, vocab);
-    let bar = progress::steps(config.quiet, (kinds.len() * (args.reps + 1)) as u64, "rounds");
+    let bar = progress::steps(config.quiet, (kinds.len() * (args.reps + 1)) as u64, "", "rounds");
     let mut results = Vec::new();
     for kind in kinds {
         bar.set_message(kind.name());

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use serde_json::{Value as Json, json};
+use strata_engine::EngineConfig;
 use strata_engine::eval::{Comparison, Cut, Observer, Perplexity, compare, perplexity};
-use strata_engine::{Engine, EngineConfig};
 use strata_model::Model;
 
 use super::run::{read_stdin, utf8};
@@ -31,11 +31,12 @@ pub fn run(args: &EvalArgs, config: &Config, machine: &Machine) -> Result<(), Fa
         let why = format!("{one} and {two} can't be compared: they cut the text into other tokens");
         return Err(Failure::failed(why));
     }
-    let load = |model: Model| load(model, args.context, config, machine);
+    let wanted = EngineConfig { context: Some(args.context), ..config.engine.clone() };
+    let load = |model: Model| machine.load(model, &wanted, config);
     let mut engine = load(model)?;
     let mut other = other.map(load).transpose()?;
 
-    let bar = progress::steps(config.quiet, windows as u64, "windows");
+    let bar = progress::steps(config.quiet, windows as u64, "", "windows");
     let observer: &mut Observer<'_> = &mut |passed| {
         bar.set_position(passed.windows as u64);
         bar.set_message(format!("perplexity {:.4}", passed.perplexity.value));
@@ -53,18 +54,6 @@ pub fn run(args: &EvalArgs, config: &Config, machine: &Machine) -> Result<(), Fa
     } else {
         print(&as_text(args, windows, &own, comparison.as_ref()))
     }
-}
-
-/// Loads a model with room for a window.
-fn load(model: Model, window: usize, config: &Config, machine: &Machine) -> Result<Engine, Failure> {
-    let most = model.hyper.context;
-    if window > most {
-        let file = model.gguf.path().display();
-        return Err(Failure::usage(format!(
-            "--context {window} is more than the {most} tokens that {file} allows"
-        )));
-    }
-    machine.load(model, &EngineConfig { context: Some(window), ..config.engine.clone() }, config)
 }
 
 fn read_text(path: &Path) -> Result<String, Failure> {

@@ -37,8 +37,7 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
     interrupt::cancels(canceller.clone());
     let mut out = WholeFile::create(&args.out)?;
     out.write(&npy_header(rows, vocab))?;
-    let bar = progress::steps(config.quiet, rows as u64, "tokens");
-    bar.set_message("logits");
+    let bar = progress::steps(config.quiet, rows as u64, "logits", "tokens");
     let mut failed = None;
     let wants = if args.mtp { Wants::Draft } else { Wants::All };
     let read = engine.forward(seq, &ids, wants, &mut |_, logits| {

@@ -20,8 +20,7 @@ pub fn run(args: &SynthArgs, config: &Config) -> Result<(), Failure> {
         ..Options::new(geometry, formats, args.seed)
     };
     interrupt::catch(interrupt::ENDINGS)?;
-    let bar = progress::bytes(config.quiet, 0);
-    bar.set_message("writing");
+    let bar = progress::bytes(config.quiet, 0, "writing");
     let mut observe = |written: strata_synth::Progress| {
         bar.set_length(written.total);
         bar.set_position(written.written);

@@ -74,7 +74,7 @@ fn prompts_that_cannot_be_answered() {
     }
     place.run(&["run", &model, "x", "--logit-bias", "999999=1"]).badly(2, &["logit_bias", "999999"]);
     place.run(&["run", &model, "x", "--context", "0"]).badly(2, &["--context"]);
-    place.run(&["run", &model, "x", "--context", "999999"]).badly(1, &["999999", "8192"]);
+    place.run(&["run", &model, "x", "--context", "999999"]).badly(2, &["999999", "8192"]);
     assert!(place.files().is_empty());
 }
 

@@ -38,5 +38,5 @@ fn reads_well() {
 /// Oracle: the model's own limit.
 #[test]
 fn a_context_beyond_the_model_is_refused() {
-    Place::new().run(&["plan", &pebble(), "--context", "1000000"]).badly(1, &["1000000", "8192"]);
+    Place::new().run(&["plan", &pebble(), "--context", "1000000"]).badly(2, &["1000000", "8192"]);
 }

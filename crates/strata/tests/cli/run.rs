@@ -128,3 +128,21 @@ fn a_model_that_changes_is_noticed() {
     let ended = Ended::of(child.wait_with_output().unwrap());
     ended.badly(1, &["model.gguf", "was written to"]);
 }
+
+/// Oracle: the sentence, and one of the two documented exit codes: between two windows the change is seen, inside one the
+/// system's fault is turned into the sentence. Never a crash.
+#[test]
+fn a_model_that_shrinks_while_it_answers_is_noticed() {
+    let place = Place::new();
+    let model = place.name("model.gguf");
+    std::fs::copy(pebble(), &model).unwrap();
+    let flags = ["run", &model, "The sea is", "--raw", "--quiet", "--logit-bias", "12275=-inf,12277=-inf"];
+    let mut child = place.start(&flags);
+    let mut out = child.stdout.take().unwrap();
+    out.read_exact(&mut [0; 4]).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&model).unwrap().set_len(4096).unwrap();
+    out.read_to_end(&mut Vec::new()).unwrap();
+    let ended = Ended::of(child.wait_with_output().unwrap());
+    assert!(matches!(ended.code, Some(1 | 74)), "{ended:?}");
+    assert!(ended.err.contains("model.gguf") && ended.err.lines().count() == 1, "{ended:?}");
+}
