@@ -2,11 +2,11 @@
 //!
 //! Reading a page of a map that is no longer backed by the file raises `SIGBUS`. Nothing in Rust can turn that
 //! into an error value, so the guard's signal handler looks up which map was touched, writes one line that names
-//! the file, and leaves with [`EXIT_CODE`]. Maps register themselves here ([`Watch`]); the binary decides
+//! the file, and leaves with [`EXIT_CODE`]. Maps register themselves here (`Watch`); the binary decides
 //! whether the guard is active ([`install`]).
 //!
 //! Invariant: a slot of the table is in one of three states: free (`start` 0), claimed by a thread that fills or
-//! clears it (`start` [`CLAIMED`]), or published (`start` an address, and every other field valid). The handler
+//! clears it (`start` is `CLAIMED`), or published (`start` an address, and every other field valid). The handler
 //! reads only published slots and only atomics, allocates nothing, takes no lock and calls only `write`,
 //! `_exit`, `sigaction` and `raise`, which are async-signal-safe.
 //!

@@ -225,6 +225,12 @@ fn tensors() {
          it is damaged or only partly downloaded, fetch it again",
     );
     refused(entry("b", &[8], 0, 0), "b", "overlaps the data of tensor `a`");
+    // By a single byte: 33 bytes of I8 reach into the next 32. Touching is fine.
+    let by_one =
+        |len| Raw::valid().entry(entry("b", &[len], 24, 32), 32).entry(entry("c", &[32], 24, 64), 32);
+    assert!(Header::parse(&by_one(32).bytes()[..], "m").is_ok());
+    let text = sentence(&by_one(33).bytes());
+    assert!(text.ends_with("overlaps the data of tensor `b`"), "{text}");
     let long = Raw::valid().entry(entry("b", &[64], 0, 32), 256).entry(entry("c", &[8], 0, 96), 0);
     let text = sentence(&long.bytes());
     assert!(
