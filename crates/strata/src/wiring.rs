@@ -16,7 +16,7 @@ use strata_topology::{Assignment, Pool, Role, Topology, spawn};
 
 use crate::config::Config;
 use crate::failure::{Failure, warn};
-use crate::progress;
+use crate::{interrupt, progress};
 
 /// This machine, and which threads go where on it.
 pub struct Machine {
@@ -67,7 +67,7 @@ impl Machine {
         let mut observe = |loaded: strata_engine::Progress| {
             let bar = bar.get_or_insert_with(|| progress::bytes(config.quiet, loaded.of, "loading"));
             bar.set_position(loaded.bytes);
-            ControlFlow::Continue(())
+            if interrupt::raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let backend = self.backend(config)?;
         let engine =
@@ -75,7 +75,7 @@ impl Machine {
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
-        Ok(engine?)
+        if interrupt::raised() { Err(Failure::Interrupted) } else { Ok(engine?) }
     }
 }
 

@@ -19,6 +19,7 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
             "--mtp needs at least 2 token ids: the draft block guesses from a token and the next",
         ));
     }
+    interrupt::catch(interrupt::ENDINGS)?;
     WholeFile::check(&args.out)?;
     let model = open(&args.model)?;
     let (vocab, most) = (model.hyper.vocab, model.hyper.context);
@@ -31,7 +32,6 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
     let wanted = EngineConfig { context: Some(ids.len()), draft: args.mtp, ..config.engine.clone() };
     let mut engine = machine.load(model, &wanted, config)?;
 
-    interrupt::catch(interrupt::ENDINGS)?;
     let seq = engine.open()?;
     let canceller = engine.canceller(seq)?;
     interrupt::cancels(canceller.clone());
@@ -39,6 +39,10 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
     out.write(&npy_header(rows, vocab))?;
     let bar = progress::steps(config.quiet, rows as u64, "logits", "tokens");
     let mut failed = None;
+    // Reading forgets earlier cancellations.
+    if interrupt::raised() {
+        return Err(Failure::Interrupted);
+    }
     let wants = if args.mtp { Wants::Draft } else { Wants::All };
     let read = engine.forward(seq, &ids, wants, &mut |_, logits| {
         bar.inc(1);

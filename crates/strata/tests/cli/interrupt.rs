@@ -12,6 +12,14 @@ fn interrupt(child: &Child) {
     assert!(sent.success());
 }
 
+/// Waits until the program has begun to write.
+fn wait_for_files(child: &mut Child, place: &Place, count: usize) {
+    while place.files().len() < count {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended before it wrote anything");
+        sleep(Duration::from_millis(2));
+    }
+}
+
 /// Oracle: the answer so far is shown to its end, and the exit code says why it ended.
 #[test]
 fn stops_an_answer() {
@@ -38,18 +46,16 @@ fn leaves_no_half_of_a_model() {
         "synth",
         &out,
         "--geometry",
-        "flash-next",
+        "pebble",
         "--formats",
-        "q2_0",
+        "f32",
         "--ngram-rows",
-        "100000",
+        "10000000",
         "--threads",
         "1",
     ];
-    let child = place.start(&flags);
-    while place.files().is_empty() {
-        sleep(Duration::from_millis(5));
-    }
+    let mut child = place.start(&flags);
+    wait_for_files(&mut child, &place, 1);
     interrupt(&child);
     let ended = Ended::of(child.wait_with_output().unwrap());
     assert_eq!(ended.code, Some(130), "{ended:?}");
@@ -62,11 +68,9 @@ fn leaves_no_half_of_an_array() {
     let place = Place::new();
     let ids = (0..8000).map(|i| (i % 12_000).to_string()).collect::<Vec<_>>().join(",");
     let ids = format!("@{}", place.write("ids.txt", ids));
-    let child =
+    let mut child =
         place.start(&["logits", &pebble(), "--ids", &ids, "--out", &place.name("out.npy"), "--window", "16"]);
-    while place.files().len() < 2 {
-        sleep(Duration::from_millis(5));
-    }
+    wait_for_files(&mut child, &place, 2);
     interrupt(&child);
     let ended = Ended::of(child.wait_with_output().unwrap());
     assert_eq!(ended.code, Some(130), "{ended:?}");
