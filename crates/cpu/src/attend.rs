@@ -16,6 +16,9 @@ use crate::select::Keys;
 /// Keys whose scores share a maximum.
 pub(crate) const CHUNK: usize = 256;
 
+/// Values that accumulate in registers.
+const BLOCK: usize = 64;
+
 /// What a head has of some keys: the largest score, the sum of exponentials, `head_dim` values.
 pub(crate) fn partial_floats(q: &QsaShape) -> usize {
     q.head_dim + 2
@@ -89,9 +92,21 @@ dispatch! {
         scores.iter_mut().for_each(|score| *score = math::exp(*score - largest));
         let (head, acc) = out.split_at_mut(2);
         (head[0], head[1]) = (largest, lanes::sum(scores));
-        acc.fill(0.0);
-        for (&p, v) in scores.iter().zip(v.chunks_exact(dim)) {
-            lanes::axpy(p, v, acc);
+        // Blocks that stay in registers.
+        for (block, acc) in acc.chunks_mut(BLOCK).enumerate() {
+            let mut sums = [0.0f32; BLOCK];
+            for (&p, v) in scores.iter().zip(v.chunks_exact(dim)) {
+                let v = &v[block * BLOCK..][..acc.len()];
+                match v.first_chunk::<BLOCK>() {
+                    Some(v) => {
+                        for c in 0..BLOCK {
+                            sums[c] = p.mul_add(v[c], sums[c]);
+                        }
+                    }
+                    None => lanes::axpy(p, v, &mut sums[..v.len()]),
+                }
+            }
+            acc.copy_from_slice(&sums[..acc.len()]);
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::select::MOST_DIM;
 use crate::shared::{Crew, Grid, run};
 use crate::spans::Piece;
 use crate::state::State;
+use crate::taps::MOST_TAPS;
 use crate::weights::Weights;
 use crate::{failed, rope};
 
@@ -161,9 +162,14 @@ impl CpuBackend {
 
 /// Whether the geometry is one that the ops' loops are written for.
 fn check(shape: &Shape) -> Result<(), BackendError> {
+    let taps = 1..=MOST_TAPS;
     let gdn = shape.gdn.is_none_or(|g| {
-        g.key_heads > 0 && g.value_heads > 0 && g.value_heads.is_multiple_of(g.key_heads) && g.conv_kernel > 0
+        g.key_heads > 0
+            && g.value_heads > 0
+            && g.value_heads.is_multiple_of(g.key_heads)
+            && taps.contains(&g.conv_kernel)
     });
+    let ngram = shape.ngram.is_none_or(|n| taps.contains(&n.conv_kernel));
     let qsa = shape.qsa.as_ref().is_none_or(|q| {
         let rotary = q.rotary.is_multiple_of(2) && q.rotary <= q.head_dim;
         let dims = q.rotary.max(1)..=MOST_DIM;
@@ -172,7 +178,7 @@ fn check(shape: &Shape) -> Result<(), BackendError> {
         q.kv_heads > 0 && q.heads.is_multiple_of(q.kv_heads) && rotary && indexer
     });
     let moe = (1..=shape.moe.experts).contains(&shape.moe.used);
-    if gdn && qsa && moe && (1..=TILE).contains(&shape.streams) && shape.hidden > 0 {
+    if gdn && qsa && moe && ngram && (1..=TILE).contains(&shape.streams) && shape.hidden > 0 {
         return Ok(());
     }
     Err(failed(format!("there are no ops for this geometry: {shape:?}")))
@@ -332,6 +338,8 @@ mod tests {
             |s: &mut Shape| s.qsa.as_mut().unwrap().budget = 13,
             |s: &mut Shape| s.qsa.as_mut().unwrap().rotary = 16,
             |s: &mut Shape| s.moe.used = 8,
+            |s: &mut Shape| s.ngram.as_mut().unwrap().conv_kernel = 17,
+            |s: &mut Shape| s.qsa.as_mut().unwrap().index_dim = 257,
         ] {
             let mut spec = spec();
             change(&mut spec.shape);

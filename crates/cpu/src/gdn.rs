@@ -11,10 +11,11 @@ use strata_quant::{Isa, dispatch, lanes, math};
 
 use crate::backend::CpuBackend;
 use crate::bench::{Scratch, Spread, Team};
-use crate::recurrent::{Kind, look_back, place, strips};
+use crate::recurrent::{Kind, place, strips};
 use crate::shared::{Grid, Job, Picked, Tile, run_on};
 use crate::spans::Piece;
 use crate::strip::{STRIP, Strip, fold_lanes};
+use crate::taps::Taps;
 use crate::{failed, norm, weights};
 
 /// Floats per row of a piece: convolution input, gate, decay and write strength, output.
@@ -253,17 +254,10 @@ dispatch! {
         out: &mut [f32],
         stride: usize
     ) {
-        let kernel = (taps.len() / channels) as isize;
         for (t, out) in out.chunks_exact_mut(stride).enumerate() {
+            let rows = Taps::new(history, conv, taps, channels, t, 1);
             for (block, out) in out[..width].chunks_mut(STRIP).enumerate() {
-                let at = first + block * STRIP;
-                let mut acc = [0.0f32; STRIP];
-                for (j, taps) in taps.chunks_exact(channels).enumerate() {
-                    let x = look_back(history, conv, channels, t as isize + j as isize - (kernel - 1));
-                    for ((acc, &tap), &x) in acc.iter_mut().zip(&taps[at..at + out.len()]).zip(&x[at..]) {
-                        *acc = tap.mul_add(x, *acc);
-                    }
-                }
+                let acc = rows.convolve(first + block * STRIP, out.len());
                 out.iter_mut().zip(&acc).for_each(|(out, &acc)| *out = math::silu(acc));
             }
         }

@@ -6,7 +6,7 @@
 //!
 //! - Ops: `embed`, `ngram`, `mixer`, `gdn`, `qsa` (with `select` and `attend`), `route`, `experts`, `head`, `draft`.
 //! - Memory: `memory` (the description), `weights`, `buffers`, `state` (with `recurrent` and `cache`), `rope`.
-//! - Work: `bench` (how rows are spread over workers), `spans` (a window in pieces), `strip` (sixteen dots at once), `shared` (all
+//! - Work: `bench` (how rows are spread over workers), `spans` (a window in pieces), `strip` (sixteen dots at once), `taps` (convolutions), `shared` (all
 //!   `unsafe`).
 //!
 //! Invariant: bits depend on the numbers only, never on threads, instruction set, the window's length, a row's place in it
@@ -37,6 +37,7 @@ mod shared;
 mod spans;
 mod state;
 mod strip;
+mod taps;
 mod weights;
 
 pub use backend::{Cpu, CpuBackend};

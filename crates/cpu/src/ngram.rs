@@ -11,9 +11,11 @@ use strata_quant::{Format, dequantise, dispatch, lanes, math};
 
 use crate::backend::CpuBackend;
 use crate::bench::{Scratch, Spread, Team};
-use crate::recurrent::{Kind, look_back};
+use crate::recurrent::Kind;
 use crate::shared::{Grid, Job, run};
 use crate::spans::Piece;
+use crate::strip::STRIP;
+use crate::taps::Taps;
 use crate::{failed, norm, weights};
 
 /// Floats per row of a piece: gates, values, normed gated values.
@@ -111,7 +113,7 @@ impl CpuBackend {
                     let (portion, _) = piece.position(row);
                     let history = kept.get(portion.slot, portion.from);
                     let rows = &normed[portion.row * wide..(portion.row + portion.rows) * wide];
-                    let t = (row - portion.row) as isize;
+                    let t = row - portion.row;
                     let gated = (&gates[row * s..][..s], &values[row * d..][..d]);
                     convolve(team.isa, g.dilation, history, rows, taps, t, gated, x);
                 }
@@ -168,25 +170,15 @@ dispatch! {
         history: &[f32],
         rows: &[f32],
         taps: &[f32],
-        t: isize,
+        t: usize,
         gated: (&[f32], &[f32]),
         x: &mut [f32]
     ) {
-        let ((gates, value), wide) = (gated, x.len());
-        let kernel = taps.len() / wide;
-        let d = value.len();
+        let (gates, value) = gated;
+        let (d, rows) = (value.len(), Taps::new(history, rows, taps, x.len(), t, dilation));
         for (s, (x, &gate)) in x.chunks_exact_mut(d).zip(gates).enumerate() {
-            // Blocks that stay in registers.
-            for (b, (x, value)) in x.chunks_mut(64).zip(value.chunks(64)).enumerate() {
-                let at = s * d + b * 64;
-                let mut acc = [0.0f32; 64];
-                for j in 0..kernel {
-                    let back = ((kernel - 1 - j) * dilation) as isize;
-                    let row = &look_back(history, rows, wide, t - back)[at..];
-                    for ((acc, &tap), &row) in acc.iter_mut().zip(&taps[j * wide + at..][..value.len()]).zip(row) {
-                        *acc = tap.mul_add(row, *acc);
-                    }
-                }
+            for (block, (x, value)) in x.chunks_mut(STRIP).zip(value.chunks(STRIP)).enumerate() {
+                let acc = rows.convolve(s * d + block * STRIP, x.len());
                 for ((x, &value), &acc) in x.iter_mut().zip(value).zip(&acc) {
                     *x += gate * value + math::silu(acc);
                 }

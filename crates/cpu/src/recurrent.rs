@@ -61,14 +61,6 @@ impl History {
     }
 }
 
-/// A row of a convolution's input, counted from a span's first row; negative ones lie in its history.
-#[inline(always)]
-pub(crate) fn look_back<'a>(history: &'a [f32], rows: &'a [f32], width: usize, at: isize) -> &'a [f32] {
-    let kept = (history.len() / width) as isize;
-    let (from, at) = if at < 0 { (history, at + kept) } else { (rows, at) };
-    &from[at as usize * width..][..width]
-}
-
 /// GDN state of all sequences.
 pub(crate) struct GdnState {
     /// See the module.

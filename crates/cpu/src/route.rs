@@ -157,3 +157,47 @@ dispatch! {
         shares.iter_mut().for_each(|p| *p /= sum);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use strata_quant::Isa;
+
+    fn chosen(logits: &[f32], used: usize) -> (Vec<u32>, Vec<f32>) {
+        let (mut experts, mut shares) = (vec![9; used], vec![9.0; used]);
+        choose(Isa::detect(), &mut logits.to_vec(), &mut experts, &mut shares);
+        (experts, shares)
+    }
+
+    /// Oracle: a stable sort by falling logit, and a float64 softmax of what it chooses.
+    #[test]
+    fn the_largest_are_chosen_in_order_of_id() {
+        for seed in 0..100u32 {
+            let level = |i: u32| (i.wrapping_mul(2_654_435_769).wrapping_add(seed * 977) >> 27) as f32 / 4.0;
+            let logits: Vec<f32> = (0..3 + seed % 50).map(level).collect();
+            for used in [1, 2, 3, logits.len()] {
+                let (experts, shares) = chosen(&logits, used);
+                let mut expected: Vec<u32> = (0..logits.len() as u32).collect();
+                expected.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
+                expected.truncate(used);
+                expected.sort_unstable();
+                assert_eq!(experts, expected, "{used} of {logits:?}");
+                let weight = |e: &u32| f64::from(logits[*e as usize]).exp();
+                let total: f64 = expected.iter().map(weight).sum();
+                for (e, &share) in expected.iter().zip(&shares) {
+                    assert!((f64::from(share) - weight(e) / total).abs() < 1e-6);
+                }
+            }
+        }
+    }
+
+    /// What isn't a number still names different experts.
+    #[test]
+    fn not_a_number_is_the_least() {
+        assert_eq!(chosen(&[f32::NAN; 5], 3).0, [0, 1, 2]);
+        assert_eq!(chosen(&[f32::NEG_INFINITY; 5], 3).0, [0, 1, 2]);
+        let (experts, shares) = chosen(&[1.0, f32::INFINITY, 2.0], 2);
+        assert_eq!(experts.len(), 2);
+        assert!(experts[0] < experts[1] && shares.iter().any(|p| p.is_nan()));
+    }
+}

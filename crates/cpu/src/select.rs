@@ -113,27 +113,30 @@ pub(crate) fn select<'r>(
             Store::F16(data) => score_f16(team.isa, queries, &data[range], q.index_dim, scores),
         }
     });
-    let (scores, ranks) = (&scores[..blocks], &mut ranks[..2 * blocks]);
-    // Scores are not negative, so their bits are in their order; below a score, the lower block ranks higher.
-    let rank = |score: f32, block: usize| u64::from(score.to_bits()) << 32 | u64::from(!(block as u32));
-    let ranks: &mut [u64] = bytemuck::cast_slice_mut(ranks);
-    ranks.iter_mut().zip(scores).enumerate().for_each(|(block, (to, &score))| *to = rank(score, block));
-    let least = *ranks.select_nth_unstable(blocks - kept).1;
+    let ranks: &mut [u64] = bytemuck::cast_slice_mut(&mut ranks[..2 * blocks]);
     let positions: &mut [u32] = bytemuck::cast_slice_mut(positions);
     let mut count = 0;
-    for (block, &score) in scores.iter().enumerate() {
-        if rank(score, block) >= least {
-            for (i, to) in positions[count..count + q.block].iter_mut().enumerate() {
-                *to = (block * q.block + i) as u32;
-            }
-            count += q.block;
+    for block in choose(&scores[..blocks], kept, ranks) {
+        for (i, to) in positions[count..count + q.block].iter_mut().enumerate() {
+            *to = (block * q.block + i) as u32;
         }
+        count += q.block;
     }
     for position in blocks * q.block..visible {
         positions[count] = position as u32;
         count += 1;
     }
     Keys::Some(&positions[..count])
+}
+
+/// The `kept` blocks (at least one, fewer than all) with the largest scores, ascending; ties to the lower block.
+fn choose<'s>(scores: &'s [f32], kept: usize, ranks: &mut [u64]) -> impl Iterator<Item = usize> + use<'s> {
+    // Scores are not negative, so their bits are in their order.
+    let rank = |score: f32, block: usize| u64::from(score.to_bits()) << 32 | u64::from(!(block as u32));
+    ranks.iter_mut().zip(scores).enumerate().for_each(|(block, (to, &score))| *to = rank(score, block));
+    let least = *ranks.select_nth_unstable(scores.len() - kept).1;
+    let ranked = scores.iter().enumerate();
+    ranked.filter(move |&(block, &score)| rank(score, block) >= least).map(|(block, _)| block)
 }
 
 /// Most values of an indexer key.
@@ -171,4 +174,60 @@ fn score(queries: &[f32], strip: &[Strip]) -> Strip {
         }
     }
     scores
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Oracle: a stable sort by falling score. Zeros, infinities and repeated scores tie.
+    #[test]
+    fn ties_go_to_the_lower_block() {
+        for seed in 0..200u32 {
+            let scores: Vec<f32> = (0..2 + seed as usize % 40)
+                .map(|i| match (i as u32 * 7 + seed).wrapping_mul(2_654_435_769) >> 28 {
+                    0..=5 => 0.0,
+                    15 => f32::INFINITY,
+                    level => level as f32,
+                })
+                .collect();
+            for kept in 1..scores.len() {
+                let mut expected: Vec<usize> = (0..scores.len()).collect();
+                expected.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+                expected.truncate(kept);
+                expected.sort_unstable();
+                let mut ranks = vec![0; scores.len()];
+                assert_eq!(
+                    choose(&scores, kept, &mut ranks).collect::<Vec<_>>(),
+                    expected,
+                    "{kept} of {scores:?}"
+                );
+            }
+        }
+    }
+
+    /// Oracle: the contract's dots, one by one. NaN counts as nothing.
+    #[test]
+    fn scores_add_what_is_positive() {
+        let (dim, blocks) = (12, 2 * STRIP);
+        let value = |i: usize| (i * 7919 % 1009) as f32 / 100.0 - 5.0;
+        let mut keys: Vec<f32> = (0..blocks * dim).map(value).collect();
+        keys[5] = f32::NAN;
+        let queries: Vec<f32> = (0..3 * dim).map(|i| value(31 * i + 5)).collect();
+        let mut scores = vec![0.0; blocks];
+        score_f32(Isa::Scalar, &queries, &keys, dim, &mut scores);
+        for (block, score) in scores.iter().enumerate() {
+            let key: Vec<f32> =
+                (0..dim).map(|j| keys[(block / STRIP * dim + j) * STRIP + block % STRIP]).collect();
+            let dots = queries.chunks(dim).map(|query| strata_quant::lanes::dot(&key, query));
+            let expected = dots.fold(0.0, |sum, dot| if dot > 0.0 { sum + dot } else { sum });
+            assert_eq!(score.to_bits(), f32::to_bits(expected), "block {block}");
+        }
+        let halves: Vec<u16> = keys.iter().map(|&x| math::f32_to_f16(x)).collect();
+        let widened: Vec<f32> = halves.iter().map(|&x| math::f16_to_f32(x)).collect();
+        let mut from_halves = vec![0.0; blocks];
+        score_f16(Isa::detect(), &queries, &halves, dim, &mut from_halves);
+        score_f32(Isa::detect(), &queries, &widened, dim, &mut scores);
+        assert_eq!(from_halves, scores);
+    }
 }
