@@ -1,6 +1,6 @@
 //! The n-gram embedding: which rows of the table a token looks up, and how they get off the disk.
 //!
-//! [`NgramHash`] turns token ids into row numbers, exactly, in 64-bit integers. [`derive`] makes the constants of that
+//! [`NgramHash`] turns token ids into row numbers, exactly, in 64-bit integers. [`mod@derive`] makes the constants of that
 //! hash for new models. [`NgramRows`] reads rows from the file. None of them decodes a row.
 //!
 //! Invariant: the rows of a position depend on its own token and the ones before it in the sequence, never on how the

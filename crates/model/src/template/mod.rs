@@ -2,7 +2,7 @@
 //!
 //! Templates are written for Jinja2 as Hugging Face's transformers sets it up, so this sets `minijinja` up the same
 //! way: block lines leave no white space, loops can break, strings have Python's methods, values print as in Python
-//! ([`python`]), and `raise_exception`, `strftime_now` and `tojson` exist. `{% generation %}` blocks are transparent.
+//! (`python`), and `raise_exception`, `strftime_now` and `tojson` exist. `{% generation %}` blocks are transparent.
 //!
 //! Templates come from downloaded files: the work one rendering may do is bounded, and nothing outside the given
 //! values can be reached. One thing is not bounded: a template made to nest values tens of thousands deep exhausts

@@ -1,7 +1,7 @@
 //! Text to token ids and back, from the vocabulary inside a GGUF.
 //!
 //! Byte-level BPE: special tokens are cut out first, the rest is normalised (where the tokenizer family does so), cut
-//! into pieces by the [pre-tokeniser](pre), spelled in the [byte alphabet](alphabet) and merged by the `tokenizers`
+//! into pieces by the pre-tokeniser (`pre`), spelled in the byte alphabet (`alphabet`) and merged by the `tokenizers`
 //! crate's BPE. Cutting is done here because the crate's own pipeline can't ignore control tokens per call, and its
 //! backtracking patterns silently stop cutting inside a run of a million spaces.
 //!
