@@ -11,6 +11,9 @@ pub enum EngineError {
     /// The backend failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// The model file could not be read for its fingerprint.
+    #[error(transparent)]
+    Model(#[from] strata_model::ModelError),
     /// The n-gram table could not be read.
     #[error(transparent)]
     Table(#[from] strata_model::ngram::RowError),

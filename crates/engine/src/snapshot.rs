@@ -4,8 +4,8 @@
 //! [`strata_backend::Backend::export`] writes it), and the XXH3 checksum of all that comes before it.
 
 use strata_backend::Spec;
-use strata_model::Model;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use strata_model::{Model, ModelError};
+use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"STRATASQ";
 const VERSION: u32 = 1;
@@ -51,26 +51,10 @@ pub struct Binding {
     pub config: u64,
 }
 
-/// Tensors up to so many bytes take part in a model's fingerprint with their contents.
-const SMALL: u64 = 64 << 10;
-
 impl Binding {
-    /// Of a model: every tensor's name, type and shape, and the small ones' contents (norms differ even between two trainings of
-    /// one geometry). Reads a few megabytes. Of the configuration: how keys and values are stored.
-    pub fn of(model: &Model, spec: &Spec) -> Result<Binding, strata_gguf::Error> {
-        let mut hash = Xxh3::new();
-        let mut contents = Vec::new();
-        for tensor in model.gguf.tensors() {
-            hash.update(tensor.name.as_bytes());
-            hash.update(&tensor.ty.id().to_le_bytes());
-            tensor.shape.iter().for_each(|n| hash.update(&n.to_le_bytes()));
-            if tensor.bytes <= SMALL {
-                contents.resize(tensor.bytes as usize, 0);
-                model.gguf.read_at(tensor, 0, &mut contents)?;
-                hash.update(&contents);
-            }
-        }
-        Ok(Binding { model: hash.digest(), config: u64::from(spec.kv as u8) })
+    /// Of a model, and of what shapes a sequence's state besides it: how keys and values are stored.
+    pub fn of(model: &Model, spec: &Spec) -> Result<Binding, ModelError> {
+        Ok(Binding { model: model.fingerprint()?, config: u64::from(spec.kv as u8) })
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use strata_gguf::Gguf;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::hyper::{Hyper, HyperError};
 use crate::roles::{Mtp, RoleError, Roles, Trunk};
@@ -131,13 +132,14 @@ impl Model {
     /// # Errors
     /// If the samples can't be read.
     pub fn fingerprint(&self) -> Result<u64, ModelError> {
-        let mut hash = Fnv(0xCBF2_9CE4_8422_2325);
+        let mut hash = Xxh3::new();
         for (key, value) in self.gguf.metadata().iter() {
-            hash.text(format_args!("{key}={value:?};"));
+            hash.update(format!("{key}={value:?};").as_bytes());
         }
         let tensors = self.gguf.tensors();
         for t in tensors {
-            hash.text(format_args!("{} {} {:?} {} {};", t.name, t.ty.name(), t.shape, t.offset, t.bytes));
+            let line = format!("{} {} {:?} {} {};", t.name, t.ty.name(), t.shape, t.offset, t.bytes);
+            hash.update(line.as_bytes());
         }
         let step = tensors.len().div_ceil(SAMPLES).max(1);
         for tensor in tensors.iter().step_by(step) {
@@ -145,34 +147,11 @@ impl Model {
             let len = tensor.bytes.min(64);
             let sample = &mut sample[..len as usize];
             self.gguf.read_at(tensor, (tensor.bytes - len) / 2, sample)?;
-            hash.bytes(sample);
+            hash.update(sample);
         }
-        Ok(hash.0)
+        Ok(hash.digest())
     }
 }
 
 /// Tensors whose bytes enter the fingerprint.
 const SAMPLES: usize = 64;
-
-/// The 64-bit hash FNV-1a.
-struct Fnv(u64);
-
-impl Fnv {
-    fn bytes(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
-        }
-    }
-
-    fn text(&mut self, text: std::fmt::Arguments<'_>) {
-        // Writing into a hash can't fail.
-        let _ = std::fmt::Write::write_fmt(self, text);
-    }
-}
-
-impl std::fmt::Write for Fnv {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        self.bytes(text.as_bytes());
-        Ok(())
-    }
-}
