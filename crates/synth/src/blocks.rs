@@ -141,23 +141,23 @@ pub(crate) fn noise(stream: Stream, first: u64, mean: f32, std: f32, out: &mut [
         let sum = (bits & 0xFFFF) + (bits >> 16);
         mean + scale * (sum as i32 - 65_535) as f32
     };
-    // Two values a word; a first value may be the second of its word.
-    let odd = out.len().min((first % 2) as usize);
-    let (head, rest) = out.split_at_mut(odd);
-    head.iter_mut().for_each(|v| *v = value((stream.word(first / 2) >> 32) as u32));
-    let word = first.div_ceil(2);
-    for (i, two) in rest.chunks_mut(2).enumerate() {
-        let bits = stream.word(word + i as u64);
-        for (half, v) in two.iter_mut().enumerate() {
-            *v = value((bits >> (32 * half)) as u32);
+    // Bytes first: a compiler that mixes the two loops makes 64-bit products of narrow vectors, slowly.
+    let mut bytes = [0; 4 * AT_ONCE];
+    for (i, out) in out.chunks_mut(AT_ONCE).enumerate() {
+        let bytes = &mut bytes[..4 * out.len()];
+        stream.fill(4 * (first + (i * AT_ONCE) as u64), bytes);
+        for (bits, out) in bytes.chunks_exact(4).zip(out) {
+            *out = value(u32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]));
         }
     }
 }
 
+/// How many floats are made at once.
+const AT_ONCE: usize = 256;
+
 /// Writes values in a float format, from number `first` on, as many as `out` has bytes for. `values` makes those from a
 /// number on.
 pub(crate) fn encode(format: Format, first: u64, out: &mut [u8], values: impl Fn(u64, &mut [f32])) {
-    const AT_ONCE: usize = 256;
     let mut floats = [0.0f32; AT_ONCE];
     let size = format.block_bytes();
     for (i, out) in out.chunks_mut(AT_ONCE * size).enumerate() {

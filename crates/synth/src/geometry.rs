@@ -1,6 +1,6 @@
 //! Geometry: how large every part of a model is, as plain data.
 //!
-//! Owns the description, its JSON form and the rules that its numbers obey. The built-in ones are in [`presets`]. Does not
+//! Owns the description, its JSON form and the rules that its numbers obey. The built-in ones are in `presets`. Does not
 //! know tensors, formats or weights.
 //!
 //! Invariant: after [`Geometry::check`] has passed, every product of two dimensions fits 48 bits and every layer's shapes

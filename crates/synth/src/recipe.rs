@@ -99,9 +99,12 @@ impl<'g> Spread<'g> {
             // Values of spread 1, averaged over some tokens and gated.
             Role::AttentionOutput => Noise(added / (0.5 * GATE * attention)),
             Role::Router | Role::ExpertGate | Role::ExpertUp | Role::SharedIn => from_mixed(1.0),
-            // Routed and shared experts add half of the variance each: the routed ones with weights whose squares sum to
-            // about an eighth, the shared one times a gate of about a half.
-            Role::ExpertDown => Noise(2.0 * added / (SWIGLU * root(geometry.moe.width))),
+            // Routed and shared experts add half of the variance each: the routed ones under weights whose squares sum to
+            // about 1.3 over their number, the shared one times a gate of about a half.
+            Role::ExpertDown => {
+                let weights = (1.3 / geometry.moe.used as f32).sqrt().min(1.0);
+                Noise(0.7 * added / (weights * SWIGLU * root(geometry.moe.width)))
+            }
             Role::SharedDown => Noise(1.4 * added / (SWIGLU * root(geometry.moe.shared_width))),
             // Normed after the product, so the scale is free.
             Role::NgramKey => Noise(10.0 / root(self.ngram_width())),

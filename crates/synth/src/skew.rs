@@ -17,6 +17,10 @@
 //! a long mixture of topics is skewed too, but less. In generated text the topic drifts slowly: the head favours tokens of
 //! the current topic, and one token in 128 leads to another topic ([`Topics::leads_to`]). [`Topics::text`] makes prompts of the same kind.
 //!
+//! What a cache sees of it: with 512 experts of which 10 are used, the 64 experts per layer used last serve 39, 54 and 67 % of the uses
+//! at exponents of 0.8, 1.0 and 1.2, and the last 128 serve 54, 68 and 79 %. Of the real Flash-Next, 67 and 81 % were published: 1.2 is
+//! nearest to it. Even use gives 12 and 25 %.
+//!
 //! Invariant: everything here is a function of the seed, the geometry and the exponent.
 
 use crate::geometry::Geometry;
@@ -287,6 +291,43 @@ mod tests {
                 let parts = &means[expert as usize];
                 assert!((parts[0] + parts[1 + topic as usize] - law[rank]).abs() < 1e-5);
             }
+        }
+    }
+
+    /// Oracle: what was published of the real model's routing: of the experts used last, 64 per layer serve 67 % of the uses and 128
+    /// serve 81 %. Normal logits around the law's means, for the topics of a text, come near it at the exponent that is said to.
+    #[test]
+    fn caches_see_the_real_models_hit_rates() {
+        let geometry = Geometry::flash_next();
+        let (experts, used) = (geometry.moe.experts, geometry.moe.used);
+        let skew = RouterSkew::new(&geometry, Topics::new(&geometry, 16, 1), 1.2, 1);
+        let (law, stream) = (mean_logits(experts, used, 1.2), Stream::new(4, "logits"));
+        let orders: Vec<Vec<u32>> = (0..16).map(|topic| skew.order(7, topic)).collect();
+        for (kept, served) in [(64, 0.67), (128, 0.80)] {
+            let (mut cache, mut hits, mut uses): (Vec<u32>, _, _) = (Vec::new(), 0, 0);
+            for (i, token) in skew.topics().text(1).take(3000).enumerate() {
+                // Eight bounded draws for a normal one.
+                let mut draws = vec![0.0; 8 * experts as usize];
+                crate::blocks::noise(stream, (i as u64) << 16, 0.0, 0.125f32.sqrt(), &mut draws);
+                let noise = draws.chunks(8).map(|eight| eight.iter().sum::<f32>());
+                let order = &orders[skew.topics().of(token) as usize];
+                let mut logits: Vec<(f32, u32)> =
+                    law.iter().zip(noise).zip(order).map(|((mean, noise), &e)| (mean + noise, e)).collect();
+                logits.sort_by(|a, b| b.0.total_cmp(&a.0));
+                for &(_, expert) in &logits[..used as usize] {
+                    uses += 1;
+                    if let Some(place) = cache.iter().position(|&e| e == expert) {
+                        hits += 1;
+                        cache.remove(place);
+                    }
+                    cache.push(expert);
+                    if cache.len() > kept {
+                        cache.remove(0);
+                    }
+                }
+            }
+            let share = f64::from(hits) / f64::from(uses);
+            assert!((share - served).abs() < 0.05, "the last {kept} serve {share}");
         }
     }
 

@@ -8,7 +8,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use strata_gguf::write::{Outline, Writer};
@@ -151,25 +151,19 @@ enum Work {
     /// Random blocks.
     Weights(Format, Weights),
     /// Random blocks, some of which are repeated, in rows of so many bytes.
-    Rows {
-        role: Role,
-        row_bytes: usize,
-        weights: Weights,
-        directions: std::sync::Arc<Directions>,
-        block: usize,
-    },
+    Rows { role: Role, row_bytes: usize, format: Format, weights: Weights, directions: Arc<Directions> },
     /// Floats spread evenly.
     Even { format: Format, stream: Stream, from: f32, to: f32 },
     /// Router rows that see directions.
-    Router { layer: u32, hidden: usize, stream: Stream, directions: std::sync::Arc<Directions> },
+    Router { layer: u32, hidden: usize, stream: Stream, directions: Arc<Directions> },
 }
 
 impl Work {
     fn fill(&self, at: u64, out: &mut [u8]) {
         match self {
             Work::Weights(format, weights) => weights.fill(at / format.block_bytes() as u64, out),
-            Work::Rows { role, row_bytes, weights, directions, block } => {
-                weights.fill(at / *block as u64, out);
+            Work::Rows { role, row_bytes, format, weights, directions } => {
+                weights.fill(at / format.block_bytes() as u64, out);
                 directions.repeat(*role, at / *row_bytes as u64, *row_bytes, out);
             }
             &Work::Even { format, stream, from, to } => {
@@ -191,37 +185,36 @@ impl Work {
 fn works(options: &Options, layout: &Layout, pool: &Pool) -> Vec<Work> {
     let spread = Spread::of(&options.geometry);
     let stream = |tensor: &Planned| Stream::new(options.seed, &tensor.name);
-    let weights = |tensor: &Planned| match spread.recipe(tensor.role) {
-        Recipe::Gamma(std) => Weights::around(tensor.format, stream(tensor), 1.0, std),
-        Recipe::Noise(std) => Weights::new(tensor.format, stream(tensor), std),
-        Recipe::Even(..) => Weights::new(tensor.format, stream(tensor), 0.0),
-    };
     let directions = options.skew_and_cut().and_then(|(skew, cut)| {
-        let of = |role| layout.tensors.iter().find(|t| t.role == role);
-        let (embedding, head) = (weights(of(Role::Embedding)?), weights(of(Role::Head)?));
-        let join = of(Role::Join).map(|tensor| (tensor.format, weights(tensor)));
+        let random = |role| {
+            let tensor = layout.tensors.iter().find(|t| t.role == role)?;
+            let Recipe::Noise(std) = spread.recipe(role) else { return None };
+            Some((tensor.format, Weights::new(tensor.format, stream(tensor), std)))
+        };
+        let ((_, embedding), (_, head)) = (random(Role::Embedding)?, random(Role::Head)?);
+        let join = random(Role::Join);
         let join = join.as_ref().map(|(format, weights)| (*format, weights));
-        let directions = Directions::new(&options.geometry, cut, skew, [&embedding, &head], join, pool);
-        Some(std::sync::Arc::new(directions))
+        Some(Arc::new(Directions::new(&options.geometry, cut, skew, [&embedding, &head], join, pool)))
     });
-    let work = |tensor: &Planned| match (tensor.role, &directions, spread.recipe(tensor.role)) {
-        (_, _, Recipe::Even(from, to)) => {
-            Work::Even { format: tensor.format, stream: stream(tensor), from, to }
+    let work = |tensor: &Planned| {
+        let (format, stream) = (tensor.format, stream(tensor));
+        let std = match spread.recipe(tensor.role) {
+            Recipe::Even(from, to) => return Work::Even { format, stream, from, to },
+            Recipe::Gamma(std) => return Work::Weights(format, Weights::around(format, stream, 1.0, std)),
+            Recipe::Noise(std) => std,
+        };
+        let weights = Weights::new(format, stream, std);
+        match (tensor.role, &directions) {
+            (role @ (Role::Embedding | Role::Head), Some(directions)) => {
+                let (row_bytes, directions) = (tensor.row_bytes() as usize, directions.clone());
+                Work::Rows { role, row_bytes, format, weights, directions }
+            }
+            (Role::Router, Some(directions)) => {
+                let (layer, hidden) = (tensor.layer.unwrap_or(0), options.geometry.hidden as usize);
+                Work::Router { layer, hidden, stream, directions: directions.clone() }
+            }
+            _ => Work::Weights(format, weights),
         }
-        (role @ (Role::Embedding | Role::Head), Some(directions), _) => Work::Rows {
-            role,
-            row_bytes: tensor.row_bytes() as usize,
-            weights: weights(tensor),
-            directions: directions.clone(),
-            block: tensor.format.block_bytes(),
-        },
-        (Role::Router, Some(directions), _) => Work::Router {
-            layer: tensor.layer.unwrap_or(0),
-            hidden: options.geometry.hidden as usize,
-            stream: stream(tensor),
-            directions: directions.clone(),
-        },
-        _ => Work::Weights(tensor.format, weights(tensor)),
     };
     layout.tensors.iter().map(work).collect()
 }
