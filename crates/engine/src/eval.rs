@@ -89,27 +89,28 @@ pub struct Perplexity {
     pub tokens: u64,
 }
 
-/// Sums of negative log-likelihoods.
+/// Negative log-likelihoods: their mean and their squared distances from it, updated one by one (Welford), so that a small
+/// spread around a large mean isn't lost.
 #[derive(Debug, Clone, Copy, Default)]
 struct Likelihood {
-    sum: f64,
-    squares: f64,
+    mean: f64,
+    distances: f64,
     tokens: u64,
 }
 
 impl Likelihood {
     fn add(&mut self, nll: f64) {
-        self.sum += nll;
-        self.squares += nll * nll;
         self.tokens += 1;
+        let off = nll - self.mean;
+        self.mean += off / self.tokens as f64;
+        self.distances += off * (nll - self.mean);
     }
 
     fn perplexity(&self) -> Perplexity {
         let n = self.tokens as f64;
-        let mean = self.sum / n;
-        let value = mean.exp();
-        let spread = (self.squares / n - mean * mean).max(0.0);
-        let error = if self.tokens > 1 { value * (spread / (n - 1.0)).sqrt() } else { f64::NAN };
+        let value = self.mean.exp();
+        let variance = self.distances / (n - 1.0);
+        let error = if self.tokens > 1 { value * (variance / n).sqrt() } else { f64::NAN };
         Perplexity { value, error, tokens: self.tokens }
     }
 }
