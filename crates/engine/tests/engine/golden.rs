@@ -219,6 +219,8 @@ fn tiny_without_its_draft_block() {
 
 /// Oracle: the reference's f32 logits of the trained model. The Q8_0 file differs by its weights' and activations' rounding, so rows
 /// where a block or an expert at the edge flips move: judged by mean KL and argmax agreement, as the golden folder's README says.
+/// The same weights in exact arithmetic reach 96.8 % and 0.0069 over these prompts (the weights' rounding alone), llama.cpp b11434
+/// on this file 96.6 % and 0.0068.
 #[test]
 fn pebble_q8_0_agrees_with_the_reference() {
     let Some(path) = golden::large_model("pebble-q8_0.gguf") else { return };
@@ -249,8 +251,8 @@ fn pebble_q8_0_agrees_with_the_reference() {
     }
     let (mean, share) = (kl / f64::from(kept as u32), f64::from(agree as u32) / f64::from(tokens as u32));
     println!("all: argmax {:.2} %, mean KL {mean:.6}", 100.0 * share);
-    assert!(share >= 0.974, "argmax agreement {share}");
-    assert!(mean < 5e-3, "mean KL {mean}");
+    assert!(share >= 0.955, "argmax agreement {share}");
+    assert!(mean < 9e-3, "mean KL {mean}");
 }
 
 /// KL of softmax(`got`) from softmax(`want`), nats.
