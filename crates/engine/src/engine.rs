@@ -17,12 +17,9 @@ use crate::event::{Event, Reason, Request, SeqId};
 use crate::flight::{Flight, Machine, Passing, Probe};
 use crate::graph::{Graph, Work};
 use crate::lookup::Lookup;
-use crate::sampling::Sampler;
+use crate::sampling::{SampleError, Sampler};
 use crate::sequence::{Canceller, Sequence, Task, common_prefix};
 use crate::snapshot::{self, Binding};
-
-/// How long a prompt window may go on while other sequences wait for their next token.
-const PROMPT_SLICE: Duration = Duration::from_millis(20);
 
 /// The engine's activation buffers, as indices into [`Spec::buffers`].
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +44,8 @@ pub enum Wants {
     Last,
     /// Every token's.
     All,
-    /// Those of the draft block for every token whose successor is among the tokens given.
+    /// Those of the draft block for every token whose successor is among the tokens given. The sequence must be empty: the
+    /// block's own cache has to hold every token.
     Draft,
 }
 
@@ -68,6 +66,8 @@ pub struct Engine {
     pub(crate) epochs: u32,
     pub(crate) free: Vec<Checkpoint>,
     pub(crate) reading: Option<Flight>,
+    /// How long a prompt window may go on while other sequences wait for their next token.
+    pub(crate) prompt_slice: Duration,
     pub(crate) logits: Vec<f32>,
     pub(crate) binding: Option<Binding>,
 }
@@ -106,6 +106,12 @@ impl Engine {
     /// Watches every op.
     pub fn set_probe(&mut self, probe: Option<Probe>) {
         self.machine.probe = probe;
+    }
+
+    /// How long a prompt window may go on while other sequences wait for their next token, before it pauses at the next layer
+    /// boundary. Bits don't depend on it.
+    pub fn set_prompt_slice(&mut self, slice: Duration) {
+        self.prompt_slice = slice;
     }
 
     /// The backend, between windows: for tests and tools that look at state.
@@ -270,9 +276,18 @@ impl Engine {
         }
         self.check_tokens(tokens)?;
         self.check_length(self.sequence(slot).tokens.len() + tokens.len())?;
-        if wants == Wants::Draft && self.graph.draft.is_none() {
-            let why = if self.model.mtp.is_some() { "it was not asked for" } else { "the file has none" };
-            return Err(EngineError::NoDraft(why.into()));
+        if wants == Wants::Draft {
+            if self.graph.draft.is_none() {
+                let why = if self.model.mtp.is_some() { "it was not asked for" } else { "the file has none" };
+                return Err(EngineError::NoDraft(why.into()));
+            }
+            if !self.sequence(slot).tokens.is_empty() {
+                return Err(EngineError::DraftGap);
+            }
+        }
+        // A paused prompt window lives in the buffer that this one needs. It is read again.
+        if let Some(paused) = self.reading.take() {
+            self.abort(paused);
         }
         self.sequence(slot).canceller.renew();
         self.machine.backend.begin_step();
@@ -332,7 +347,10 @@ impl Engine {
 
     /// Commits a window whose last layer is done.
     fn land(&mut self, flight: Flight) -> Result<(), EngineError> {
-        self.machine.backend.commit(&flight.window.spans)?;
+        if let Err(error) = self.machine.backend.commit(&flight.window.spans) {
+            self.abort(flight);
+            return Err(error.into());
+        }
         for (span, &slot) in flight.window.spans.iter().zip(&flight.slots) {
             let tokens = &flight.window.tokens[span.row..span.row + span.rows];
             self.sequence_mut(slot).tokens.extend_from_slice(tokens);
@@ -441,7 +459,7 @@ impl Engine {
                         .iter()
                         .flatten()
                         .any(|s| s.task.as_ref().is_some_and(|task| task.next.is_some()));
-                    if waiting && started.elapsed() > PROMPT_SLICE {
+                    if waiting && started.elapsed() >= self.prompt_slice {
                         self.reading = Some(flight);
                         return;
                     }
@@ -513,7 +531,7 @@ impl Engine {
 
     /// Takes a window's last rows to the head, commits, and chooses tokens.
     fn finish(&mut self, flight: Flight, events: &mut Vec<Event>) -> Result<(), EngineError> {
-        // Rows that end a prompt, or are decoded: the others want no logits.
+        // Rows that end a prompt, or are decoded: the others want no logits. At most one per sequence, so they fit the buffer.
         let mut ends = Vec::new();
         for (span, &slot) in flight.window.spans.iter().zip(&flight.slots) {
             let Some(task) = &self.sequence(slot).task else { continue };
@@ -522,10 +540,10 @@ impl Engine {
             }
         }
         let rows: Vec<u32> = ends.iter().map(|&(row, _)| row).collect();
-        let vocab = self.spec.shape.vocab;
-        let mut kept = Vec::with_capacity(rows.len() * vocab);
-        self.logits_of(&flight, &rows, &mut |_, logits| kept.extend_from_slice(logits))?;
-
+        if let Err(error) = self.logits_of(&flight, &rows, &mut |_, _| ()) {
+            self.abort(flight);
+            return Err(error);
+        }
         let spans = flight.window.spans.clone();
         let slots = flight.slots.clone();
         self.land(flight)?;
@@ -537,9 +555,11 @@ impl Engine {
                 events.push(Event::Read { seq, read: task.read, of: task.prompt.len() });
             }
         }
-        for ((_, slot), logits) in ends.into_iter().zip(kept.chunks_exact(vocab)) {
+        let logits = std::mem::take(&mut self.logits);
+        for ((_, slot), logits) in ends.into_iter().zip(logits.chunks_exact(self.spec.shape.vocab)) {
             self.choose(slot, logits, events);
         }
+        self.logits = logits;
         Ok(())
     }
 
@@ -555,6 +575,10 @@ impl Engine {
         let mask = task.constraint.as_mut().map(|c| c.mask());
         let choice = match task.sampler.choose(logits, position, mask) {
             Ok(choice) => choice,
+            Err(error @ SampleError::NoFiniteLogit(_)) => {
+                let why = format!("{}: {error}", self.model.gguf.path().display());
+                return self.end(slot, Reason::Failed(why), events);
+            }
             Err(error) => return self.end(slot, Reason::Failed(error.to_string()), events),
         };
         if task.stop.contains(&choice.token) {

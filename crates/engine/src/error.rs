@@ -70,6 +70,9 @@ pub enum EngineError {
     /// The sequence is answering.
     #[error("the sequence is still answering")]
     Busy,
+    /// Draft logits are wanted of a sequence whose first tokens the draft block hasn't seen.
+    #[error("the draft block must read a sequence from its first token: open a new one")]
+    DraftGap,
     /// The draft block is needed but absent.
     #[error("the model has no draft block loaded: {0}")]
     NoDraft(String),

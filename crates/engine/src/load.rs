@@ -7,6 +7,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use strata_backend::{Buffer, BufferSpec, Build, Checkpoint, Shape, Spec};
 use strata_model::Model;
@@ -25,6 +26,8 @@ use crate::lower::{ExpertTensors, Lowered, lower};
 const DEFAULT_CONTEXT: usize = 16_384;
 /// The window when none is asked for and the memory allows it.
 const DEFAULT_WINDOW: usize = 512;
+/// How long a prompt window may go on while other sequences wait for their next token.
+const PROMPT_SLICE: Duration = Duration::from_millis(20);
 /// Floats of the logits buffer that more rows than the sequences need may fill.
 const LOGIT_FLOATS: usize = 1 << 20;
 
@@ -91,6 +94,7 @@ impl Engine {
             epochs: 0,
             free: (0..spec.checkpoints as u32).map(Checkpoint).collect(),
             reading: None,
+            prompt_slice: PROMPT_SLICE,
             binding: None,
             machine: Machine { backend, probe: None },
             model,
@@ -118,12 +122,17 @@ fn prepare<B: Build>(
         )));
     }
     if config.sequences == 0 || config.window == Some(0) {
-        return Err(EngineError::Config("--sequences and --window must be at least 1".into()));
+        return Err(EngineError::Config(
+            "a window must have at least one row, and there must be at least one sequence".into(),
+        ));
     }
     let describe = |window: usize| {
         let (spec, buffers) = spec(&lowered, config, context, window);
         let mut plan = Plan::new();
         place_weights(&mut plan, model, &lowered, config.experts);
+        // The engine's copy of the logits, and each sampler's.
+        let logits = (buffers.logit_rows + 2 * spec.sequences) * spec.shape.vocab * size_of::<f32>();
+        plan.item(Category::Window, "logits on the host", Place::Heap, logits as u64);
         let described = builder.describe(&spec, &lowered.weights, &mut plan);
         (plan, spec, buffers, described)
     };

@@ -276,7 +276,13 @@ impl Lowering<'_> {
     }
 
     fn routed(&mut self, layer: u16, moe: &roles::Moe) -> Result<ExpertWeights, EngineError> {
-        let count = self.model.hyper.moe.experts as u16;
+        let experts = self.model.hyper.moe.experts;
+        let count = u16::try_from(experts).map_err(|_| {
+            let path = self.model.gguf.path().display();
+            EngineError::Config(format!(
+                "{path}: {experts} experts in a layer are more than can be run (65,535)"
+            ))
+        })?;
         let down = self.bytes(moe.down.index);
         let (source, gate, up) = match &moe.gate_up {
             GateUp::Split { gate, up } => {

@@ -1,6 +1,6 @@
 //! The byte form of a sequence: everything to go on from, bound to the model and the configuration it came from.
 //!
-//! Little-endian: magic, version, model fingerprint, configuration fingerprint, token count, tokens, state length, state (as
+//! Little-endian: magic, version, model fingerprint, configuration fingerprint, token count, tokens, state (as
 //! [`strata_backend::Backend::export`] writes it), and the XXH3 checksum of all that comes before it.
 
 use strata_backend::Spec;

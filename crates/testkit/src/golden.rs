@@ -3,7 +3,7 @@
 //! Everything here panics with a sentence on failure: it is test scaffolding, and a missing vector is a failed test.
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 
 use npyz::{Deserialize, npz::NpzArchive};
@@ -101,7 +101,9 @@ pub fn large_model(name: &str) -> Option<PathBuf> {
     if path.is_file() {
         return Some(path);
     }
-    eprintln!("SKIPPED: {name} is not in {}; name its folder in STRATA_MODELS", folder.display());
+    // Not `eprintln!`: the test harness would swallow it.
+    let note = format!("SKIPPED: {name} is not in {}; name its folder in STRATA_MODELS", folder.display());
+    let _ = writeln!(std::io::stderr(), "{note}");
     None
 }
 

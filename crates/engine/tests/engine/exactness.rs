@@ -36,7 +36,8 @@ fn logits_have_the_same_bits_everywhere() {
     }
 }
 
-/// Oracle: each sequence alone. Several decode together, while another's prompt is read between.
+/// Oracle: each sequence alone. Several decode together, while another's prompt is read between
+/// their tokens, layer by layer.
 #[test]
 fn neighbours_change_nothing() {
     let ids = prompt();
@@ -47,6 +48,8 @@ fn neighbours_change_nothing() {
     };
     let config = EngineConfig { window: Some(32), context: Some(256), sequences: 4, ..Default::default() };
     let mut engine = Rig { config, ..Rig::default() }.open(&golden::pebble());
+    // Prompt windows pause after every layer while somebody decodes.
+    engine.set_prompt_slice(std::time::Duration::ZERO);
     let mut say = |which: &[usize]| -> Vec<Vec<u32>> {
         let seqs: Vec<_> = which.iter().map(|_| engine.open().unwrap()).collect();
         let mut said = vec![Vec::new(); which.len()];

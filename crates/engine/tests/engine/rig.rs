@@ -62,7 +62,8 @@ pub fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
 /// The largest absolute difference.
 pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d.is_nan() { f32::NAN } else { m.max(d) })
+    assert!(a.iter().chain(b).all(|v| v.is_finite()), "a value that is not finite has no distance");
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
 /// The index of the largest value, the lower of equal ones.

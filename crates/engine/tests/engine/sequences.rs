@@ -176,3 +176,38 @@ fn bad_requests_are_refused() {
     assert!(refuse(vec![3; 257], Sampling::greedy()).contains("257 tokens don't fit the context of 256"));
     assert!(refuse(vec![3], Sampling { top_p: 0.0, ..Sampling::default() }).contains("top_p is 0"));
 }
+
+/// Oracle: the same answer without the interruption. A prompt window pauses while another sequence decodes, and a third is read at once.
+#[test]
+fn reading_at_once_gives_a_paused_window_up() {
+    let ids = ids();
+    let config = EngineConfig { sequences: 3, window: Some(64), ..Default::default() };
+    let mut engine = engine(config);
+    engine.set_prompt_slice(std::time::Duration::ZERO);
+    let [talker, reader, other] = [0; 3].map(|_| engine.open().unwrap());
+    let request = |prompt: &[u32], n| Request {
+        max_tokens: Some(n),
+        checkpoints: vec![prompt.len()],
+        ..Request::new(prompt.to_vec(), Sampling::greedy(), &[])
+    };
+    engine.submit(talker, request(&ids[..9], 40)).unwrap();
+    engine.step();
+    engine.submit(reader, request(&ids, 6)).unwrap();
+    engine.step();
+    let want = logits(&mut engine, other, &ids[5..50], Wants::Last);
+    let mut said = Vec::new();
+    while engine.is_busy() {
+        for event in engine.step() {
+            if let Event::Token { seq, token, .. } = event
+                && seq == reader
+            {
+                said.push(token);
+            }
+        }
+    }
+    for s in [reader, other] {
+        engine.rewind(s, &[1]).unwrap();
+    }
+    assert_eq!(answer(&mut engine, reader, &ids, 6), said);
+    assert!(bits(&logits(&mut engine, other, &ids[5..50], Wants::Last)) == bits(&want));
+}
