@@ -154,14 +154,68 @@ fn is_unsafe(path: &Path) -> std::io::Result<bool> {
 
 /// Dependencies that come under no licence of the list.
 fn licences(metadata: &Value) -> Vec<String> {
-    let allowed = |expression: &str| {
-        expression
-            .replace('/', " OR ")
-            .split(" OR ")
-            .any(|choice| choice.split(" AND ").all(|l| LICENCES.contains(&l.trim_matches(['(', ')', ' ']))))
-    };
     packages(metadata)
         .filter(|package| !package["license"].as_str().is_some_and(allowed))
         .map(|p| format!("{} {}: licence {} is not in the list", p["name"], p["version"], p["license"]))
         .collect()
+}
+
+/// Whether an SPDX expression can be satisfied from the list: an AND by all its parts, an OR by one; AND binds closer.
+fn allowed(expression: &str) -> bool {
+    let expression = expression.trim().replace('/', " OR ");
+    let any = split(&expression, " OR ");
+    if any.len() > 1 {
+        return any.into_iter().any(allowed);
+    }
+    let all = split(&expression, " AND ");
+    if all.len() > 1 {
+        return all.into_iter().all(allowed);
+    }
+    let inner = expression.strip_prefix('(').and_then(|e| e.strip_suffix(')'));
+    inner.map_or_else(|| LICENCES.contains(&expression.as_str()), allowed)
+}
+
+/// The parts of an expression between operators that stand outside of parentheses.
+fn split<'e>(expression: &'e str, operator: &str) -> Vec<&'e str> {
+    let (mut parts, mut start, mut depth) = (Vec::new(), 0, 0);
+    for (at, byte) in expression.bytes().enumerate() {
+        depth += i32::from(byte == b'(') - i32::from(byte == b')');
+        if depth == 0 && at >= start && expression[at..].starts_with(operator) {
+            parts.push(&expression[start..at]);
+            start = at + operator.len();
+        }
+    }
+    parts.push(&expression[start..]);
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Oracle: the meaning of SPDX expressions.
+    #[test]
+    fn licence_expressions() {
+        for good in [
+            "MIT",
+            "MIT/Apache-2.0",
+            "GPL-3.0 OR MIT",
+            "(MIT OR GPL-3.0) AND ISC",
+            "MIT AND (ISC OR GPL-2.0)",
+        ] {
+            assert!(allowed(good), "{good}");
+        }
+        for bad in ["GPL-3.0", "(MIT OR Apache-2.0) AND GPL-3.0", "MIT AND GPL-3.0", ""] {
+            assert!(!allowed(bad), "{bad}");
+        }
+    }
+
+    /// Oracle: the blocks, by eye.
+    #[test]
+    fn a_block_of_the_map_is_found_by_its_name() {
+        let map = "text\n```arrows\na -> b\n```\n```unsafe\nc  why\n```\n";
+        assert_eq!(block(map, "arrows").unwrap(), ["a -> b"]);
+        assert_eq!(block(map, "unsafe").unwrap(), ["c  why"]);
+        assert!(block(map, "other").is_err());
+    }
 }

@@ -17,6 +17,7 @@ fn check(name: &str, got: &[f32], expected: &Rows, tolerance: f64) {
     assert_eq!(got.len(), expected.len(), "{name}");
     let scale = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt();
     assert!(scale > 1e-3, "{name}: an oracle that says nothing, {scale}");
+    assert!(got.iter().all(|v| v.is_finite()), "{name}: a value that is not finite");
     let worst = got.iter().zip(&expected).map(|(&a, b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
     assert!(worst <= tolerance * scale, "{name}: off by {worst:e} at a scale of {scale:e}");
 }

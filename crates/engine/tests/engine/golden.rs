@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use strata_backend::{Backend, KvFormat, Op, SeqSlot};
 use strata_engine::{Engine, EngineConfig, Event, Reason, Request, Sampling, Wants};
+use strata_testkit::distance;
 use strata_testkit::golden::{self, Npz};
 
-use crate::rig::{Rig, argmax, distance, logits};
+use crate::rig::{Rig, argmax, logits};
 
 fn tiny(config: EngineConfig) -> Engine {
     let config = EngineConfig { kv: KvFormat::F32, draft: true, ..config };

@@ -59,13 +59,6 @@ pub fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
     rows.iter().map(|row| row.iter().map(|v| v.to_bits()).collect()).collect()
 }
 
-/// The largest absolute difference.
-pub fn distance(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    assert!(a.iter().chain(b).all(|v| v.is_finite()), "a value that is not finite has no distance");
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
-}
-
 /// The index of the largest value, the lower of equal ones.
 pub fn argmax(row: &[f32]) -> usize {
     (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best })

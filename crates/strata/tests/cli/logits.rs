@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use npyz::NpyFile;
+use strata_testkit::distance;
 use strata_testkit::golden::Npz;
 
 use crate::program::{Place, golden};
@@ -16,11 +17,6 @@ fn read(path: &Path) -> (Vec<u64>, Vec<f32>) {
 fn ids() -> String {
     let ids = Npz::golden("tiny/ref.npz").ids("ids");
     ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
-}
-
-fn distance(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |most, d| if d <= most { most } else { d })
 }
 
 /// Oracle: the public reference implementation's logits.
