@@ -1,4 +1,4 @@
-//! The ops. Formulas: spec/qwen4exp.md, section 2; rounding: the arithmetic contract.
+//! The ops. Formulas: docs/qwen4exp.md, section 2; rounding: the arithmetic contract.
 //!
 //! Buffers are `[rows, width]` f32. `x` is the wide residual `[rows, S * D]`, `u` a mixer's output `[rows, D]`.
 

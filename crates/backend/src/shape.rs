@@ -28,7 +28,7 @@ pub struct Shape {
     pub ngram: Option<NgramShape>,
 }
 
-/// Gated DeltaNet: spec/qwen4exp.md, section 2.2.
+/// Gated DeltaNet: docs/qwen4exp.md, section 2.2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GdnShape {
     /// Key heads; value head h pairs with key head `h mod key_heads`.
@@ -65,7 +65,7 @@ impl GdnShape {
     }
 }
 
-/// Block-sparse attention with its indexer: spec/qwen4exp.md, section 2.3.
+/// Block-sparse attention with its indexer: docs/qwen4exp.md, section 2.3.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QsaShape {
     /// Query heads.
@@ -95,7 +95,7 @@ impl QsaShape {
     }
 }
 
-/// The expert stage: spec/qwen4exp.md, section 2.4.
+/// The expert stage: docs/qwen4exp.md, section 2.4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MoeShape {
     /// Routed experts per layer.
@@ -108,7 +108,7 @@ pub struct MoeShape {
     pub shared_width: usize,
 }
 
-/// The n-gram block: spec/qwen4exp.md, section 2.5.
+/// The n-gram block: docs/qwen4exp.md, section 2.5.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NgramShape {
     /// Table rows per token.

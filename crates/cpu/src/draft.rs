@@ -1,4 +1,4 @@
-//! The draft block's join of the next token's embedding and the trunk's residual: spec/qwen4exp.md, section 2.6.
+//! The draft block's join of the next token's embedding and the trunk's residual: docs/qwen4exp.md, section 2.6.
 
 use strata_backend::{BackendError, Buffer, Shape, Weight};
 

@@ -1,4 +1,4 @@
-//! The routed experts' products, the shared expert, and the sum over all: spec/qwen4exp.md, section 2.4.
+//! The routed experts' products, the shared expert, and the sum over all: docs/qwen4exp.md, section 2.4.
 //!
 //! Owns how (row, expert) pairs become work: a *unit* is up to [`TILE`](crate::bench::TILE) rows of one expert. Expert bytes come from the store
 //! only, pinned by whoever computes with them and as long as that.

@@ -1,4 +1,4 @@
-//! The hyper-connection mixers: spec/qwen4exp.md, section 2.1.
+//! The hyper-connection mixers: docs/qwen4exp.md, section 2.1.
 //!
 //! Owns the read ([`read`]: norm, low-rank gates, mean, inject weights) and the write back to all streams.
 //!

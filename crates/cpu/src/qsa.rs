@@ -1,4 +1,4 @@
-//! Block-sparse attention: spec/qwen4exp.md, section 2.3.
+//! Block-sparse attention: docs/qwen4exp.md, section 2.3.
 //!
 //! Owns the order of the op: projections, norms and rotation; appending to the caches; per row the choice of keys
 //! ([`crate::select`]) and attention over them ([`crate::attend`]); output gate and projection.

@@ -1,6 +1,6 @@
 //! Rotary positions: one table of cosines and sines, made once on the host.
 //!
-//! Owns the table and the rotation of half-split pairs `(i, i + rotary / 2)`: spec/qwen4exp.md, section 2.3, for text (all
+//! Owns the table and the rotation of half-split pairs `(i, i + rotary / 2)`: docs/qwen4exp.md, section 2.3, for text (all
 //! three axes equal). Contract: the angle is `f32(position) * f32(inverse frequency)`, rounded; its cosine and sine are
 //! those of f64, rounded.
 

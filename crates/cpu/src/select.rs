@@ -1,4 +1,4 @@
-//! The indexer: which blocks of tokens a query attends to. spec/qwen4exp.md, section 2.3.
+//! The indexer: which blocks of tokens a query attends to. docs/qwen4exp.md, section 2.3.
 //!
 //! Owns pooled keys, scores and the choice. Blocks are `block` consecutive tokens of the sequence; a block's key is pooled once,
 //! when its last key is appended, from the raw keys as the cache stores them, and is stored in the cache's format too.

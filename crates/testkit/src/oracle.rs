@@ -1,4 +1,4 @@
-//! Slow float64 oracles of the ops, written from spec/qwen4exp.md section 2 as plainly as it is.
+//! Slow float64 oracles of the ops, written from docs/qwen4exp.md section 2 as plainly as it is.
 //!
 //! They know nothing of the engine: no windows, caches, versions or formats. A sequence is a list of rows from its first token
 //! on, a matrix is rows of f64. Rounding plays no part, so results are compared within a tolerance.

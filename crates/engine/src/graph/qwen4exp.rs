@@ -1,4 +1,4 @@
-//! The layer graph of `qwen4exp`: spec/qwen4exp.md, section 2.
+//! The layer graph of `qwen4exp`: docs/qwen4exp.md, section 2.
 
 use strata_backend::{
     BackendError, Buffer, ExpertWeights, GdnWeights, Layer, MixerWeights, NgramWeights, Op, QsaWeights,
