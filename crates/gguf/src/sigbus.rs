@@ -1,23 +1,28 @@
 //! The fault guard: a mapped file that shrinks ends the program with a sentence instead of a bare `SIGBUS`.
 //!
 //! Reading a page of a map that is no longer backed by the file raises `SIGBUS`. Nothing in Rust can turn that
-//! into an error value, so the guard's signal handler looks up which map was touched, writes one line that names
-//! the file, and leaves with [`EXIT_CODE`]. Maps register themselves here (`Watch`); the binary decides
-//! whether the guard is active ([`install`]).
+//! into an error value, so the guard's signal handler looks up which map was touched, removes the half-written
+//! files that it was told of ([`RemoveOnFault`]), writes one line that names the file, and leaves with
+//! [`EXIT_CODE`]. Maps register themselves here (`Watch`); the binary decides whether the guard is active
+//! ([`install`]).
 //!
 //! Invariant: a slot of the table is in one of three states: free (`start` 0), claimed by a thread that fills or
 //! clears it (`start` is `CLAIMED`), or published (`start` an address, and every other field valid). The handler
-//! reads only published slots and only atomics, allocates nothing, takes no lock and calls only `write`,
-//! `_exit`, `sigaction` and `raise`, which are async-signal-safe.
+//! reads only published slots and only atomics, allocates nothing, takes no lock and calls only `unlink`, `write`,
+//! `pause`, `_exit`, `sigaction` and `raise`, which are async-signal-safe. A path to be removed belongs to whoever
+//! takes its pointer out of the table: its owner, who frees it, or the handler.
 //!
 //! This is one of the crate's two modules with `unsafe`: signal handling has no safe form.
 
 #![allow(unsafe_code)]
 
 use crate::error::{Error, printable_path};
+use std::ffi::{CString, c_char};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
 /// The exit code of a program that the guard ends (`EX_IOERR` of `sysexits.h`).
 pub const EXIT_CODE: i32 = 74;
@@ -26,6 +31,8 @@ pub const EXIT_CODE: i32 = 74;
 const SLOTS: usize = 1024;
 /// Bytes of a file name that are kept; of a longer one the end, which tells more.
 const NAME: usize = 240;
+/// How many files can be named for removal at once.
+const REMOVALS: usize = 64;
 /// A `start` that no map can have.
 const CLAIMED: usize = usize::MAX;
 
@@ -79,6 +86,60 @@ impl Drop for Watch {
     }
 }
 
+/// Paths to be removed, from `CString::into_raw`; null where there is none.
+static DOOMED: [AtomicPtr<c_char>; REMOVALS] = [const { AtomicPtr::new(null_mut()) }; REMOVALS];
+
+/// A half-written file, which the guard removes if it ends the program before this is dropped.
+///
+/// The path is taken as it is: a relative one is looked up in the working folder of that time.
+#[derive(Debug)]
+pub struct RemoveOnFault {
+    slot: usize,
+}
+
+impl RemoveOnFault {
+    /// Names the file at `path`, which need not exist.
+    ///
+    /// # Errors
+    /// If the path holds a zero byte, or if 64 files are named already.
+    pub fn new(path: &Path) -> io::Result<RemoveOnFault> {
+        let path = CString::new(path.as_os_str().as_bytes())?.into_raw();
+        let claim = |slot: &AtomicPtr<c_char>| {
+            slot.compare_exchange(null_mut(), path, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        DOOMED.iter().position(claim).map(|slot| RemoveOnFault { slot }).ok_or_else(|| {
+            // SAFETY: from `into_raw` above, and no slot took it.
+            drop(unsafe { CString::from_raw(path) });
+            io::Error::other(format!("too many half-written files (at most {REMOVALS} at once)"))
+        })
+    }
+}
+
+impl Drop for RemoveOnFault {
+    fn drop(&mut self) {
+        let path = DOOMED[self.slot].swap(null_mut(), Ordering::AcqRel);
+        if !path.is_null() {
+            // SAFETY: from `into_raw` in `new`; taking it out of the table made it ours alone.
+            drop(unsafe { CString::from_raw(path) });
+        }
+    }
+}
+
+/// Removes all files named for it.
+fn remove_doomed() {
+    for slot in &DOOMED {
+        let path = slot.swap(null_mut(), Ordering::AcqRel);
+        if !path.is_null() {
+            // SAFETY: a string that ends in zero, from `CString::into_raw`. Taken out of the table it is ours
+            // alone; it is never freed, as the handler must not. What can't be removed stays: nothing can be done.
+            unsafe { libc::unlink(path) };
+        }
+    }
+}
+
+/// Whether a thread is on its way to the end.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
 /// Makes the guard active in this process, for all maps of all models, for good. Calling it again is harmless.
 ///
 /// Faults that concern no watched map are left to the default action.
@@ -102,6 +163,11 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _context
     // SAFETY: the kernel calls a SA_SIGINFO handler with a valid `info`, which for SIGBUS carries an address.
     let (address, sent_by_fault) = unsafe { ((*info).si_addr() as usize, (*info).si_code > 0) };
     if sent_by_fault && let Some(slot) = watched(address) {
+        while ENDING.swap(true, Ordering::AcqRel) {
+            // SAFETY: `pause` has no preconditions. Another thread is about to end the program.
+            unsafe { libc::pause() };
+        }
+        remove_doomed();
         report(slot);
         // SAFETY: `_exit` may be called anywhere; it runs no destructors and flushes nothing.
         unsafe { libc::_exit(EXIT_CODE) }
@@ -128,15 +194,18 @@ fn watched(address: usize) -> Option<&'static Slot> {
 
 /// Writes the sentence to standard error.
 fn report(slot: &Slot) {
+    const BEFORE: &[u8] = b"strata: ";
     const AFTER: &[u8] = b" was truncated or became unreadable while in use; \
         leave model files alone while they are open, and start again\n";
-    let mut line = [0u8; NAME + AFTER.len()];
+    let mut line = [0u8; BEFORE.len() + NAME + AFTER.len()];
     let name_len = slot.name_len.load(Ordering::Relaxed).min(NAME);
-    for (to, from) in line.iter_mut().zip(&slot.name[..name_len]) {
+    let len = BEFORE.len() + name_len + AFTER.len();
+    line[..BEFORE.len()].copy_from_slice(BEFORE);
+    for (to, from) in line[BEFORE.len()..].iter_mut().zip(&slot.name[..name_len]) {
         *to = from.load(Ordering::Relaxed);
     }
-    line[name_len..name_len + AFTER.len()].copy_from_slice(AFTER);
-    let line = &line[..name_len + AFTER.len()];
+    line[BEFORE.len() + name_len..len].copy_from_slice(AFTER);
+    let line = &line[..len];
     // SAFETY: the pointer and length are those of a live slice. What can't be written is lost: there is nobody
     // left to tell.
     unsafe {
@@ -172,5 +241,16 @@ mod tests {
         drop(watches);
         assert!(watched(BASE).is_none());
         assert!(Watch::new(BASE, 1, "again.gguf".as_ref()).is_ok());
+    }
+
+    /// Oracle: the documented limit. Slots come back.
+    #[test]
+    fn files_to_remove_are_limited() {
+        let name = || RemoveOnFault::new("half.part".as_ref());
+        let all: Vec<RemoveOnFault> = (0..REMOVALS).map(|_| name().unwrap()).collect();
+        assert!(name().unwrap_err().to_string().contains("at most 64"));
+        drop(all);
+        assert!(name().is_ok());
+        assert!(RemoveOnFault::new("a\0b".as_ref()).is_err());
     }
 }

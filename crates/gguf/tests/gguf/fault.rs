@@ -3,13 +3,23 @@
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::sync::Barrier;
+use strata_gguf::sigbus::RemoveOnFault;
 use strata_gguf::{Gguf, sigbus};
+use tempfile::TempDir;
 
 const CHILD: &str = "STRATA_GGUF_FAULT_TEST";
+
+/// How many threads fault together.
+const THREADS: usize = 16;
 
 /// Runs the test `child` of this binary again with `what` to do on a copy of the tiny model.
 fn child(what: &str) -> (Output, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
+    child_in(&folder, what)
+}
+
+fn child_in(folder: &TempDir, what: &str) -> (Output, PathBuf) {
     let path = folder.path().join("shrinking.gguf");
     std::fs::copy(strata_testkit::golden::dir().join("tiny/tiny.gguf"), &path).unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
@@ -39,6 +49,29 @@ fn child_process() {
         "sent" => {
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::BUS).unwrap();
         }
+        "together" => {
+            std::fs::File::options().write(true).open(path).unwrap().set_len(4096).unwrap();
+            let (data, barrier) = (mapping.bytes(tensor), Barrier::new(THREADS));
+            std::thread::scope(|scope| {
+                for _ in 0..THREADS {
+                    scope.spawn(|| {
+                        barrier.wait();
+                        println!("survived {}", std::hint::black_box(data)[0]);
+                    });
+                }
+            });
+        }
+        "writing" => {
+            let half = |name: &str| {
+                let name = std::path::Path::new(path).with_file_name(name);
+                std::fs::write(&name, "half").unwrap();
+                RemoveOnFault::new(&name).unwrap()
+            };
+            let _being_written = [half("one.part"), half("two.part")];
+            drop(half("complete"));
+            std::fs::File::options().write(true).open(path).unwrap().set_len(4096).unwrap();
+            println!("survived {}", mapping.bytes(tensor)[0]);
+        }
         _ => {
             std::fs::File::options().write(true).open(path).unwrap().set_len(4096).unwrap();
             println!("survived {}", mapping.bytes(tensor).iter().map(|&b| u32::from(b)).sum::<u32>());
@@ -62,12 +95,34 @@ fn a_shrinking_file_ends_with_a_sentence() {
     let (output, path) = child("guarded");
     let stderr = String::from_utf8(output.stderr).unwrap();
     let sentence = format!(
-        "{} was truncated or became unreadable while in use; \
+        "strata: {} was truncated or became unreadable while in use; \
          leave model files alone while they are open, and start again\n",
         path.display()
     );
     assert!(stderr.ends_with(&sentence), "{stderr}");
     assert_eq!(output.status.code(), Some(sigbus::EXIT_CODE));
+}
+
+/// Oracle: the module's promise: one line, however many threads touch the file.
+#[test]
+fn many_faults_are_one_sentence() {
+    for _ in 0..8 {
+        let (output, path) = child("together");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(stderr.matches(&*path.to_string_lossy()).count(), 1, "{stderr}");
+        assert_eq!(output.status.code(), Some(sigbus::EXIT_CODE));
+    }
+}
+
+/// Oracle: the files that are there afterwards: no half ones, and the one whose removal was called off.
+#[test]
+fn half_written_files_are_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (output, _) = child_in(&folder, "writing");
+    assert_eq!(output.status.code(), Some(sigbus::EXIT_CODE));
+    let mut names: Vec<_> = folder.path().read_dir().unwrap().map(|file| file.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["complete", "shrinking.gguf"]);
 }
 
 /// Without the guard the same read is a bare SIGBUS: the test above shows the guard's work and nothing else's.
