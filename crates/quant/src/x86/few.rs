@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 
 use super::chunk::{Block, CHUNK, Class, Decoder, Panel, Scales, Sub, TERMS, Target, WIDTH, accumulate};
 use super::vector::{Lanes, Vector};
-use super::{Columns, Rows};
+use super::{Columns, Rows, fetch};
 use crate::block::{Minimum, SEGMENT};
 
 /// Most columns that [`few`] takes.
@@ -85,12 +85,7 @@ unsafe fn strip<V: Vector, K: Class>(
         let terms = (blocks - c * TERMS).min(TERMS);
         let from = from.add(c * format.chunk_bytes);
         if ahead > 0 {
-            for lane in 0..lanes {
-                let next = from.wrapping_add(ahead + lane * lane_bytes);
-                for line in 0..format.chunk_bytes.div_ceil(64) {
-                    prefetch(next.wrapping_add(64 * line));
-                }
-            }
+            fetch(from.wrapping_add(ahead), lane_bytes, lanes, format.chunk_bytes);
         }
         (format.decode)(from, lane_bytes, lanes, terms, target);
         let start = at;
@@ -249,9 +244,4 @@ unsafe fn lanes<V: Vector, K: Class>(w: &Target, format: &Decoder, t: usize) -> 
         _ => {}
     }
     scales
-}
-
-#[inline(always)]
-unsafe fn prefetch(p: *const u8) {
-    std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
 }

@@ -6,6 +6,10 @@
 //!
 //! Invariant: the bits of [`lanes::dot`](crate::lanes::dot()).
 
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
 use super::Rows;
 use super::vector::{Lanes, Vector};
 
@@ -57,9 +61,12 @@ const TILE: usize = 4;
 /// Most columns in a tile.
 const COLS: usize = 6;
 
-/// Partial sums of a strip: for each column and row, a vector of lanes.
+/// Values of a row that a tile goes over before the next tile does: as many as leave the columns in the first cache.
+const DEPTH: usize = 512;
+
+/// Partial sums of a strip, in vectors of lanes: `[column][part][row]`. The lanes of part `p` are `p * V::LANES` and up.
 #[repr(C, align(64))]
-struct Partial([[[f32; 16]; 16]; COLS]);
+struct Partial([[[[f32; 16]; 16]; 2]; COLS]);
 
 /// All rows of `w` times `cols` columns of `w.k` values at `x`. `w.k` is a multiple of 32.
 ///
@@ -68,23 +75,27 @@ struct Partial([[[f32; 16]; 16]; COLS]);
 /// columns of a tile that leave it in registers, at most [`COLS`].
 #[inline(always)]
 pub(super) unsafe fn product<V: Vector, W: Weight, const MANY: usize>(w: &Rows, x: *const f32, cols: usize) {
-    let mut partial = Partial([[[0.0; 16]; 16]; COLS]);
+    let mut partial = MaybeUninit::<Partial>::uninit();
+    let partial = partial.as_mut_ptr();
     let mut row = 0;
     while row < w.rows {
         let rows = (w.rows - row).min(V::LANES);
+        if rows < V::LANES {
+            // Folded like the others.
+            partial.write_bytes(0, 1);
+        }
         let strip = w.bytes.add(row * w.row_bytes);
         let mut col = 0;
         while col < cols {
             let x = x.add(col * w.k);
             let taken = match cols - col {
-                1 => strip_sums::<V, W, 1>(strip, w, rows, x, &mut partial),
-                n if n < MANY => strip_sums::<V, W, 2>(strip, w, rows, x, &mut partial),
-                _ => strip_sums::<V, W, MANY>(strip, w, rows, x, &mut partial),
+                1 => strip_sums::<V, W, 1>(strip, w, rows, x, partial),
+                n if n < MANY => strip_sums::<V, W, 2>(strip, w, rows, x, partial),
+                _ => strip_sums::<V, W, MANY>(strip, w, rows, x, partial),
             };
             for c in 0..taken {
                 let mut sums = [0.0f32; 16];
-                let lanes = Vectors { first: partial.0[c].as_ptr().cast() };
-                V::store_f(sums.as_mut_ptr(), V::fold(&lanes));
+                V::store_f(sums.as_mut_ptr(), V::fold(&Folded::<V> { partial, col: c, vector: PhantomData }));
                 w.out.write(w.first + row, col + c, &sums[..rows], w.tensor_scale);
             }
             col += taken;
@@ -93,18 +104,28 @@ pub(super) unsafe fn product<V: Vector, W: Weight, const MANY: usize>(w: &Rows, 
     }
 }
 
-/// Vectors of 16 floats' stride.
-struct Vectors {
-    first: *const f32,
+/// Where part `part` of row `row` and column `col` is.
+#[inline(always)]
+unsafe fn vector<V: Vector>(partial: *mut Partial, col: usize, part: usize, row: usize) -> *mut f32 {
+    partial.cast::<f32>().add(((col * 32 / V::LANES + part) * V::LANES + row) * V::LANES)
 }
 
-impl<F> Lanes<F> for Vectors
-where
-    F: Copy,
-{
+/// A column's partial sums, folded by 16, then by 8, to a vector for each row.
+struct Folded<V> {
+    partial: *mut Partial,
+    col: usize,
+    vector: PhantomData<V>,
+}
+
+impl<V: Vector> Lanes<V::F> for Folded<V> {
     #[inline(always)]
-    unsafe fn lane(&self, i: usize) -> F {
-        self.first.add(16 * i).cast::<F>().read_unaligned()
+    unsafe fn lane(&self, row: usize) -> V::F {
+        let part = |part| V::load_f(vector::<V>(self.partial, self.col, part, row));
+        if V::LANES == 16 {
+            V::add_f(part(0), part(1))
+        } else {
+            V::add_f(V::add_f(part(0), part(2)), V::add_f(part(1), part(3)))
+        }
     }
 }
 
@@ -115,55 +136,56 @@ unsafe fn strip_sums<V: Vector, W: Weight, const C: usize>(
     w: &Rows,
     rows: usize,
     x: *const f32,
-    to: &mut Partial,
+    to: *mut Partial,
 ) -> usize {
-    let mut row = 0;
-    while row < rows {
-        // Beyond the last row, the last one again: computed and dropped.
-        let mut p = [strip; TILE];
-        for (r, p) in p.iter_mut().enumerate() {
-            *p = strip.add((row + r).min(rows - 1) * w.row_bytes);
-        }
-        // Lanes `part * V::LANES ..` in the order that folds them by 16, then by 8.
-        let mut sums = tile::<V, W, C>(&p, x, w.k, 0);
-        if V::LANES == 16 {
-            add::<V, C>(&mut sums, &tile::<V, W, C>(&p, x, w.k, 1));
-        } else {
-            add::<V, C>(&mut sums, &tile::<V, W, C>(&p, x, w.k, 2));
-            let mut upper = tile::<V, W, C>(&p, x, w.k, 1);
-            add::<V, C>(&mut upper, &tile::<V, W, C>(&p, x, w.k, 3));
-            add::<V, C>(&mut sums, &upper);
-        }
-        for (r, sums) in sums.iter().enumerate() {
-            for (c, &sum) in sums.iter().enumerate() {
-                V::store_f(to.0[c].as_mut_ptr().add(row + r).cast(), sum);
+    let depth = if C > 2 { DEPTH } else { w.k };
+    let mut k = 0;
+    while k < w.k {
+        let ks = k..(k + depth).min(w.k);
+        let mut row = 0;
+        while row < rows {
+            // Beyond the last row, the last one again.
+            let mut p = [strip; TILE];
+            for (r, p) in p.iter_mut().enumerate() {
+                *p = strip.add((row + r).min(rows - 1) * w.row_bytes);
             }
+            for part in 0..32 / V::LANES {
+                // Through memory, so that no sum of another part takes a register from this one's.
+                let mut sums = [[V::splat_f(0.0); C]; TILE];
+                if k > 0 {
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        for (c, sum) in sums.iter_mut().enumerate() {
+                            *sum = V::load_f(vector::<V>(to, c, part, row + r));
+                        }
+                    }
+                }
+                tile::<V, W, C>(&p, x, w.k, ks.clone(), part, &mut sums);
+                for (r, sums) in sums.iter().enumerate() {
+                    for (c, &sum) in sums.iter().enumerate() {
+                        V::store_f(vector::<V>(to, c, part, row + r), sum);
+                    }
+                }
+            }
+            row += TILE;
         }
-        row += TILE;
+        k = ks.end;
     }
     C
 }
 
-#[inline(always)]
-unsafe fn add<V: Vector, const C: usize>(to: &mut [[V::F; C]; TILE], other: &[[V::F; C]; TILE]) {
-    for (to, other) in to.iter_mut().zip(other) {
-        for (to, &other) in to.iter_mut().zip(other) {
-            *to = V::add_f(*to, other);
-        }
-    }
-}
-
-/// Lanes `part * V::LANES ..` of each row with each column.
+/// Adds the products of lanes `part * V::LANES ..` of each row with each column, over the values `ks`.
 #[inline(always)]
 unsafe fn tile<V: Vector, W: Weight, const C: usize>(
     rows: &[*const u8; TILE],
     x: *const f32,
     k: usize,
+    ks: Range<usize>,
     part: usize,
-) -> [[V::F; C]; TILE] {
-    let mut acc = [[V::splat_f(0.0); C]; TILE];
-    let mut i = part * V::LANES;
-    while i < k {
+    sums: &mut [[V::F; C]; TILE],
+) {
+    let mut acc = *sums;
+    let mut i = ks.start + part * V::LANES;
+    while i < ks.end {
         let mut a = [V::splat_f(0.0); C];
         for (c, a) in a.iter_mut().enumerate() {
             *a = V::load_f(x.add(c * k + i));
@@ -176,5 +198,5 @@ unsafe fn tile<V: Vector, W: Weight, const C: usize>(
         }
         i += 32;
     }
-    acc
+    *sums = acc;
 }

@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 
 use super::chunk::{Block, Class, Decoder, Panel, Scales, Sub, TERMS, Target, WIDTH, accumulate};
 use super::vector::Vector;
-use super::{Columns, Rows};
+use super::{Columns, Rows, fetch};
 use crate::activations::GROUP;
 use crate::block::{Minimum, SEGMENT};
 
@@ -48,6 +48,11 @@ pub(super) unsafe fn many<V: Vector, K: Class, const R: usize>(w: &Rows, format:
                 let terms = (merge * terms - c * TERMS).min(TERMS);
                 let target = target.after(c * TERMS, format);
                 (format.decode)(from, merge * w.row_bytes, lanes, terms, &target);
+                // The next strip follows this one: fetched while this one is multiplied.
+                if row + 2 * lanes * merge <= w.rows {
+                    let ahead = lanes * merge * w.row_bytes;
+                    fetch(from.wrapping_add(ahead), merge * w.row_bytes, lanes, format.chunk_bytes);
+                }
             }
             let strip = Strip { target, terms, first, row, lanes, merge, tiles };
             let mut col = 0;

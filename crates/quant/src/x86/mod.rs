@@ -194,6 +194,21 @@ unsafe fn avx512_decode<F: Coded, const GATHERS: bool>(
     chunk::decode::<Avx512<GATHERS>, F>(from, row_bytes, rows, terms, to)
 }
 
+/// Asks for `bytes` bytes of each of `lanes` lanes, `lane_bytes` apart, to come to the second cache: the lines that begin there. The
+/// addresses need not exist.
+#[inline(always)]
+unsafe fn fetch(from: *const u8, lane_bytes: usize, lanes: usize, bytes: usize) {
+    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+    for lane in 0..lanes {
+        let from = from.wrapping_add(lane * lane_bytes);
+        let (mut line, end) = (from.addr().next_multiple_of(64), from.addr() + bytes);
+        while line < end {
+            _mm_prefetch::<_MM_HINT_T1>(from.with_addr(line).cast());
+            line += 64;
+        }
+    }
+}
+
 // From how many columns on a lane is better a column than a row: measured.
 const AVX2_MANY: usize = 8;
 const AVXVNNI_MANY: usize = 6;
