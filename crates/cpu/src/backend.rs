@@ -338,7 +338,7 @@ mod tests {
             |s: &mut Shape| s.qsa.as_mut().unwrap().budget = 13,
             |s: &mut Shape| s.qsa.as_mut().unwrap().rotary = 16,
             |s: &mut Shape| s.moe.used = 8,
-            |s: &mut Shape| s.ngram.as_mut().unwrap().conv_kernel = 17,
+            |s: &mut Shape| s.ngram.as_mut().unwrap().conv_kernel = 9,
             |s: &mut Shape| s.qsa.as_mut().unwrap().index_dim = 257,
         ] {
             let mut spec = spec();

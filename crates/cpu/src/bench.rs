@@ -24,7 +24,7 @@ pub(crate) const TILE: usize = 32;
 const PRIVATE: usize = 2 << 20;
 
 /// The least work worth another task, in products of a block format (about 16 a nanosecond): a region costs 1 to 2 us.
-const GRAIN: usize = 48 << 10;
+const GRAIN: usize = 24 << 10;
 
 /// Floats to plan on top of what an op takes: see [`Scratch::take`].
 pub(crate) const SLACK: usize = 8 * 16;

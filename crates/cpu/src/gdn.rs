@@ -1,4 +1,4 @@
-//! Gated DeltaNet: spec/qwen4exp.md, section 2.2.
+//! Gated DeltaNet: docs/qwen4exp.md, section 2.2.
 //!
 //! Owns the whole mixer: projections, causal convolution, the delta rule, output gate and projection. The delta rule is the sequential
 //! f32 update in prompts too (contract); its parallelism is sequences, key heads and state columns.
@@ -15,7 +15,7 @@ use crate::recurrent::{Kind, place, strips};
 use crate::shared::{Grid, Job, Picked, Tile, run_on};
 use crate::spans::Piece;
 use crate::strip::{STRIP, Strip, fold_lanes};
-use crate::taps::Taps;
+use crate::taps::{Input, Taps, with_taps};
 use crate::{failed, norm, weights};
 
 /// Floats per row of a piece: convolution input, gate, decay and write strength, output.
@@ -237,29 +237,32 @@ impl Part<'_> {
 
     /// The convolution and its SiLU for `width` channels from `channel` on, into rows of `stride`.
     fn convolve(&self, isa: Isa, channel: usize, width: usize, out: &mut [f32], stride: usize) {
-        let channels = self.g.channels();
-        convolve(isa, self.history, self.conv, self.taps, channels, channel, width, out, stride);
+        let (history, rows, taps) = (self.history, self.conv, self.taps);
+        let input = Input { history, rows, taps, channels: self.g.channels(), dilation: 1 };
+        convolve(isa, input, channel, width, out, stride);
     }
 }
 
 dispatch! {
-    fn convolve(
-        isa,
-        history: &[f32],
-        conv: &[f32],
-        taps: &[f32],
-        channels: usize,
-        first: usize,
-        width: usize,
-        out: &mut [f32],
-        stride: usize
-    ) {
-        for (t, out) in out.chunks_exact_mut(stride).enumerate() {
-            let rows = Taps::new(history, conv, taps, channels, t, 1);
-            for (block, out) in out[..width].chunks_mut(STRIP).enumerate() {
-                let acc = rows.convolve(first + block * STRIP, out.len());
-                out.iter_mut().zip(&acc).for_each(|(out, &acc)| *out = math::silu(acc));
-            }
+    fn convolve(isa, input: Input<'_>, first: usize, width: usize, out: &mut [f32], stride: usize) {
+        with_taps!(input.taps.len() / input.channels, convolve_rows(input, first, width, out, stride));
+    }
+}
+
+#[inline(always)]
+fn convolve_rows<const K: usize>(
+    input: Input<'_>,
+    first: usize,
+    width: usize,
+    out: &mut [f32],
+    stride: usize,
+) {
+    for (t, out) in out.chunks_exact_mut(stride).enumerate() {
+        let rows = Taps::<K>::new(input, t);
+        for (block, out) in out[..width].chunks_mut(STRIP).enumerate() {
+            let mut acc = rows.convolve(first + block * STRIP, out.len());
+            acc.iter_mut().for_each(|x| *x = math::silu(*x));
+            out.copy_from_slice(&acc[..out.len()]);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The n-gram block: spec/qwen4exp.md, section 2.5, from the table's rows on.
+//! The n-gram block: docs/qwen4exp.md, section 2.5, from the table's rows on.
 //!
 //! Owns keys, values and gates of the embedded n-grams and the dilated convolution over their normed values. Which rows of
 //! the table a token has is the engine's business.
@@ -15,7 +15,7 @@ use crate::recurrent::Kind;
 use crate::shared::{Grid, Job, run};
 use crate::spans::Piece;
 use crate::strip::STRIP;
-use crate::taps::Taps;
+use crate::taps::{Input, Taps, with_taps};
 use crate::{failed, norm, weights};
 
 /// Floats per row of a piece: gates, values, normed gated values.
@@ -115,7 +115,8 @@ impl CpuBackend {
                     let rows = &normed[portion.row * wide..(portion.row + portion.rows) * wide];
                     let t = row - portion.row;
                     let gated = (&gates[row * s..][..s], &values[row * d..][..d]);
-                    convolve(team.isa, g.dilation, history, rows, taps, t, gated, x);
+                    let input = Input { history, rows, taps, channels: wide, dilation: g.dilation };
+                    convolve(team.isa, input, t, gated, x);
                 }
             });
             for portion in portions {
@@ -163,25 +164,21 @@ dispatch! {
 }
 
 dispatch! {
-    /// Adds the gated value and its convolution to one row of the residual; `rows` is the portion's normed values.
-    fn convolve(
-        isa,
-        dilation: usize,
-        history: &[f32],
-        rows: &[f32],
-        taps: &[f32],
-        t: usize,
-        gated: (&[f32], &[f32]),
-        x: &mut [f32]
-    ) {
-        let (gates, value) = gated;
-        let (d, rows) = (value.len(), Taps::new(history, rows, taps, x.len(), t, dilation));
-        for (s, (x, &gate)) in x.chunks_exact_mut(d).zip(gates).enumerate() {
-            for (block, (x, value)) in x.chunks_mut(STRIP).zip(value.chunks(STRIP)).enumerate() {
-                let acc = rows.convolve(s * d + block * STRIP, x.len());
-                for ((x, &value), &acc) in x.iter_mut().zip(value).zip(&acc) {
-                    *x += gate * value + math::silu(acc);
-                }
+    /// Adds the gated value and its convolution to row `t` of the residual; the input is the portion's normed values.
+    fn convolve(isa, input: Input<'_>, t: usize, gated: (&[f32], &[f32]), x: &mut [f32]) {
+        with_taps!(input.taps.len() / input.channels, convolve_row(input, t, gated, x));
+    }
+}
+
+#[inline(always)]
+fn convolve_row<const K: usize>(input: Input<'_>, t: usize, (gates, value): (&[f32], &[f32]), x: &mut [f32]) {
+    let (d, rows) = (value.len(), Taps::<K>::new(input, t));
+    for (s, (x, &gate)) in x.chunks_exact_mut(d).zip(gates).enumerate() {
+        for (block, (x, value)) in x.chunks_mut(STRIP).zip(value.chunks(STRIP)).enumerate() {
+            let mut acc = rows.convolve(s * d + block * STRIP, x.len());
+            acc.iter_mut().for_each(|x| *x = math::silu(*x));
+            for ((x, &value), &acc) in x.iter_mut().zip(value).zip(&acc) {
+                *x += gate * value + acc;
             }
         }
     }
