@@ -9,6 +9,8 @@
 //!
 //! Invariant: figures depend on the logits and the convention only, not on how many rows are read together.
 
+use std::path::PathBuf;
+
 use crate::engine::{Engine, Wants};
 use crate::error::EngineError;
 use crate::event::SeqId;
@@ -25,6 +27,9 @@ pub enum EvalError {
     /// A window without a token to score.
     #[error("a window of {0} tokens has none to score: it must have at least 3")]
     Window(usize),
+    /// A limit of no windows.
+    #[error("0 windows are asked for: there must be at least 1")]
+    NoWindows,
     /// Less text than one window.
     #[error(
         "the text has {tokens} tokens, fewer than one window of {window}: give a longer text or a smaller --context"
@@ -40,9 +45,12 @@ pub enum EvalError {
     Vocabularies(usize, usize),
     /// Logits that no probability follows from.
     #[error(
-        "the model's logits for token {at} of the text give no probability: the model file is damaged, or its values overflow"
+        "{}: its logits give token {at} of the text no probability: the model file is damaged, or its values overflow",
+        .file.display()
     )]
     NoProbability {
+        /// The model's file.
+        file: PathBuf,
         /// The scored token's place in the text.
         at: usize,
     },
@@ -65,6 +73,9 @@ impl Cut {
     pub fn windows(&self, tokens: usize) -> Result<usize, EvalError> {
         if self.window < 3 {
             return Err(EvalError::Window(self.window));
+        }
+        if self.limit == Some(0) {
+            return Err(EvalError::NoWindows);
         }
         match (tokens / self.window).min(self.limit.unwrap_or(usize::MAX)) {
             0 => Err(EvalError::TooShort { tokens, window: self.window }),
@@ -244,7 +255,9 @@ pub fn perplexity(
         let seq = engine.open()?;
         let read = read_alone(engine, seq, window, &mut likelihood);
         engine.close(seq)?;
-        no_probability(read?, at * cut.window)?;
+        if let Some(place) = read? {
+            return Err(no_probability(engine, at * cut.window + place));
+        }
         observer(Passed { windows: at + 1, of, perplexity: likelihood.perplexity() });
     }
     Ok(likelihood.perplexity())
@@ -272,15 +285,25 @@ pub fn compare(
         let read = read_together(engine, seq, other, its_seq, window, &mut pair);
         engine.close(seq)?;
         other.close(its_seq)?;
-        no_probability(read?, at * cut.window)?;
+        if let Some((place, whose)) = read? {
+            let broken = if whose == Whose::Model { engine } else { other };
+            return Err(no_probability(broken, at * cut.window + place));
+        }
         observer(Passed { windows: at + 1, of, perplexity: pair.model.perplexity() });
     }
     Ok(pair.comparison())
 }
 
-/// Turns the place of a broken row in a window into an error.
-fn no_probability(broken: Option<usize>, start: usize) -> Result<(), EvalError> {
-    broken.map_or(Ok(()), |place| Err(EvalError::NoProbability { at: start + place }))
+/// The error of a model whose logits for the token `at` are broken.
+fn no_probability(engine: &Engine, at: usize) -> EvalError {
+    EvalError::NoProbability { file: engine.model().gguf.path().to_owned(), at }
+}
+
+/// One of two models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    Model,
+    Other,
 }
 
 /// Reads a window into an empty sequence and scores its second half. Returns the first token without a probability.
@@ -303,7 +326,7 @@ fn read_alone(
     Ok(broken)
 }
 
-/// As [`read_alone`], with two models that take turns after every few rows.
+/// As [`read_alone`], with two models that take turns after every few rows; also says whose logits are broken.
 fn read_together(
     engine: &mut Engine,
     seq: SeqId,
@@ -311,7 +334,7 @@ fn read_together(
     its_seq: SeqId,
     window: &[u32],
     pair: &mut Pair,
-) -> Result<Option<usize>, EngineError> {
+) -> Result<Option<(usize, Whose)>, EngineError> {
     let (half, end) = (window.len() / 2, window.len() - 1);
     let vocab = engine.spec.shape.vocab;
     let mut broken = None;
@@ -325,8 +348,8 @@ fn read_together(
         other.forward(its_seq, tokens, Wants::All, &mut |row, q| {
             let scored = first + row + 1;
             let p = &held[row * vocab..(row + 1) * vocab];
-            if pair.add(p, q, window[scored]).is_none() {
-                broken = broken.or(Some(scored));
+            if let Err(whose) = pair.add(p, q, window[scored]) {
+                broken = broken.or(Some((scored, whose)));
             }
         })?;
     }
@@ -343,14 +366,15 @@ struct Pair {
 }
 
 impl Pair {
-    fn add(&mut self, p: &[f32], q: &[f32], token: u32) -> Option<()> {
-        let (p_nll, p_normal) = score(p, token)?;
-        let (q_nll, q_normal) = score(q, token)?;
+    /// Scores a token by both models' logits, or says whose give no probability.
+    fn add(&mut self, p: &[f32], q: &[f32], token: u32) -> Result<(), Whose> {
+        let (p_nll, p_normal) = score(p, token).ok_or(Whose::Model)?;
+        let (q_nll, q_normal) = score(q, token).ok_or(Whose::Other)?;
         self.model.add(p_nll);
         self.other.add(q_nll);
         self.divergences.push(divergence(p, &p_normal, q, &q_normal));
         self.agreed += u64::from(p_normal.top == q_normal.top);
-        Some(())
+        Ok(())
     }
 
     fn comparison(self) -> Comparison {
@@ -384,7 +408,7 @@ mod tests {
         assert_eq!(Cut { window: 3, limit: None }.scored(), 1);
         assert!(matches!(cut.windows(511), Err(EvalError::TooShort { tokens: 511, window: 512 })));
         assert!(matches!(Cut { window: 2, limit: None }.windows(9), Err(EvalError::Window(2))));
-        assert!(matches!(Cut { window: 4, limit: Some(0) }.windows(9), Err(EvalError::TooShort { .. })));
+        assert!(matches!(Cut { window: 4, limit: Some(0) }.windows(9), Err(EvalError::NoWindows)));
     }
 
     /// Oracle: softmax written out.
@@ -449,7 +473,8 @@ mod tests {
         let mut pair = Pair::default();
         pair.add(&[1.0, 0.0], &[2.0, 0.0], 0).unwrap();
         pair.add(&[1.0, 0.0], &[0.0, 2.0], 1).unwrap();
-        assert!(pair.add(&[f32::NAN, 0.0], &[0.0, 2.0], 1).is_none());
+        assert_eq!(pair.add(&[f32::NAN, 0.0], &[0.0, 2.0], 1), Err(Whose::Model));
+        assert_eq!(pair.add(&[1.0, 0.0], &[0.0, f32::NAN], 1), Err(Whose::Other));
         let comparison = pair.comparison();
         assert_eq!(
             (comparison.agreement, comparison.agreement_error, comparison.model.tokens),

@@ -82,18 +82,25 @@ impl Sampling {
             }
         };
         let t = self.temperature;
-        check("temperature", t, t >= 0.0 && t.is_finite(), "at least 0")?;
+        check("temperature", t, t >= 0.0 && t.is_finite(), "at least 0 and finite")?;
         check("top_p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "above 0 and at most 1")?;
         check("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "from 0 to 1")?;
         let r = self.repetition_penalty;
-        check("repetition_penalty", r, r > 0.0 && r.is_finite(), "above 0")?;
+        check("repetition_penalty", r, r > 0.0 && r.is_finite(), "above 0 and finite")?;
         check("presence_penalty", self.presence_penalty, self.presence_penalty.is_finite(), "finite")?;
         check("frequency_penalty", self.frequency_penalty, self.frequency_penalty.is_finite(), "finite")?;
         for &(token, bias) in &self.logit_bias {
-            check("logit_bias", bias, !bias.is_nan(), "a number")?;
+            if bias.is_nan() {
+                let value = format!("NaN for token {token}");
+                return Err(SamplingError { parameter: "logit_bias", value, range: "a number".into() });
+            }
             if token as usize >= vocab {
-                let range = format!("a token id below {vocab}");
-                return Err(SamplingError { parameter: "logit_bias", value: token.to_string(), range });
+                let range = format!("for token ids below {vocab}");
+                return Err(SamplingError {
+                    parameter: "logit_bias",
+                    value: format!("for token {token}"),
+                    range,
+                });
             }
         }
         Ok(())

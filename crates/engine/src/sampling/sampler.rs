@@ -37,9 +37,14 @@ pub enum SampleError {
         "the model gave no finite logit at position {0}: the model file is damaged, or its values overflow"
     )]
     NoFiniteLogit(usize),
-    /// The mask and the biases leave nothing.
+    /// The mask leaves nothing.
     #[error("the constraint allows no token at position {0}")]
     NothingAllowed(usize),
+    /// Biases and penalties leave nothing, or nothing that the mask allows.
+    #[error(
+        "the logit biases and penalties leave no token to choose at position {0}: take some of --logit-bias away"
+    )]
+    NothingLeft(usize),
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -79,7 +84,11 @@ impl Sampler {
         }
         self.adjust(logits, mask);
         let token = if self.sampling.temperature == 0.0 { self.largest() } else { self.draw(position) }
-            .ok_or(SampleError::NothingAllowed(position))?;
+            .ok_or(if mask.is_some() && self.sampling.logit_bias.is_empty() {
+                SampleError::NothingAllowed(position)
+            } else {
+                SampleError::NothingLeft(position)
+            })?;
         let seen = self.seen.entry(token).or_default();
         seen.anywhere = true;
         seen.answered += 1;
@@ -299,6 +308,9 @@ mod tests {
         let mut s = Sampler::new(greedy, &[]);
         assert_eq!(s.choose(&logits, 0, Some(TokenMask(&[0b110]))).unwrap().token, 1);
         assert_eq!(s.choose(&logits, 5, Some(TokenMask(&[0]))), Err(SampleError::NothingAllowed(5)));
+        s.sampling.logit_bias = (0..logits.len() as u32).map(|token| (token, f32::NEG_INFINITY)).collect();
+        let left = s.choose(&logits, 5, None).unwrap_err();
+        assert!(left == SampleError::NothingLeft(5) && left.to_string().contains("bias"), "{left}");
         assert_eq!(s.choose(&[f32::NAN; 3], 6, None), Err(SampleError::NoFiniteLogit(6)));
     }
 
