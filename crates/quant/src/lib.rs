@@ -8,6 +8,26 @@
 //! the rows over threads gives the same bits as the scalar definition; results that aren't finite agree by class
 //! (NaN, +inf, -inf).
 //!
+//! ```
+//! use strata_quant::{Activations, Columns, Format, Isa, Matrix, Out, matmul};
+//!
+//! // Two rows of one Q8_0 block: a scale of 0.5 (an f16), then 32 weights.
+//! let block = |w: i8| [&[0x00, 0x38][..], &[w as u8; 32]].concat();
+//! let bytes = [block(2), block(-3)].concat();
+//! let w = Matrix::new(Format::Q8_0, &bytes, 32, 2)?;
+//!
+//! // Three columns (tokens), quantised once for all the matrices that they meet.
+//! let isa = Isa::detect();
+//! let mut x = Activations::new(32, 3);
+//! x.quantise(isa, &[[1.0; 32], [0.0; 32], [-1.0; 32]].concat(), 32, 3);
+//!
+//! // A thread's part: here all rows.
+//! let mut y = [0.0; 6];
+//! matmul(isa, w, 0..2, Columns::Quantised(&x), Out::new(&mut y, 2));
+//! assert_eq!(y, [32.0, -48.0, 0.0, 0.0, -32.0, 48.0]);
+//! # Ok::<(), strata_quant::MatrixError>(())
+//! ```
+//!
 //! # The contract, as far as it lives here
 //! Activations are quantised per 32 values: `d = amax / 127`, `q = clamp(rne(x * (127 / amax)), -127, 127)`; a block
 //! whose `amax` is below 2^-100 is zeros with `d = 0`; a block with a non-finite input has `d` = NaN.

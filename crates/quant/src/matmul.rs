@@ -23,6 +23,9 @@ pub struct Matrix<'a> {
 /// Why bytes are no matrix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MatrixError {
+    /// Rows have no values.
+    #[error("rows of no values are no {0} matrix")]
+    Empty(Format),
     /// Rows aren't whole blocks.
     #[error("rows of {k} values aren't whole {format} blocks of {}", .format.block_len())]
     PartialBlock {
@@ -50,6 +53,9 @@ pub enum MatrixError {
 impl<'a> Matrix<'a> {
     /// Describes `bytes` as `rows` rows of `k` values.
     pub fn new(format: Format, bytes: &'a [u8], k: usize, rows: usize) -> Result<Matrix<'a>, MatrixError> {
+        if k == 0 {
+            return Err(MatrixError::Empty(format));
+        }
         if !k.is_multiple_of(format.block_len()) {
             return Err(MatrixError::PartialBlock { format, k });
         }
@@ -148,7 +154,7 @@ pub fn matmul(isa: Isa, w: Matrix<'_>, rows: Range<usize>, x: Columns<'_>, out: 
     match x {
         Columns::Float(x) => {
             assert!(w.format.is_float(), "{} weights take quantised columns", w.format);
-            assert!(w.k > 0 && x.len().is_multiple_of(w.k), "{} values are no columns of {}", x.len(), w.k);
+            assert!(x.len().is_multiple_of(w.k), "{} values are no columns of {}", x.len(), w.k);
             let cols = x.len() / w.k;
             out.check(rows.end, cols);
             #[cfg(x86_paths)]
