@@ -20,12 +20,16 @@ pub struct Limits {
     pub source: String,
 }
 
-/// The flag that makes a category smaller, where there is one.
+/// Puts experts where they don't have to fit.
+const EXPERTS_ELSEWHERE: &str = "--experts mapped";
+
+/// The flag that makes a category of anonymous memory smaller, where there is one.
 fn flag(category: Category) -> Option<&'static str> {
     match category {
         Category::Cache => Some("--context"),
         Category::Window | Category::Scratch => Some("--window"),
-        Category::Weights | Category::Experts | Category::Table | Category::Recurrent => None,
+        Category::Experts => Some(EXPERTS_ELSEWHERE),
+        Category::Weights | Category::Table | Category::Recurrent => None,
     }
 }
 
@@ -44,12 +48,16 @@ impl Plan {
         let mut biggest = self.lines();
         biggest.retain(|item| item.place == Place::Heap && item.bytes > 0);
         biggest.sort_by_key(|item| std::cmp::Reverse(item.bytes));
-        let mut flags: Vec<&'static str> = Vec::new();
-        for flag in biggest.iter().filter_map(|item| flag(item.category)) {
-            if !flags.contains(&flag) {
-                flags.push(flag);
+        // By what a flag is good for in all: experts come in many items, one for each layer.
+        let mut worth: Vec<(&'static str, u64)> = Vec::new();
+        for (flag, bytes) in biggest.iter().filter_map(|item| Some((flag(item.category)?, item.bytes))) {
+            match worth.iter_mut().find(|(known, _)| *known == flag) {
+                Some((_, sum)) => *sum = sum.saturating_add(bytes),
+                None => worth.push((flag, bytes)),
             }
         }
+        worth.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+        let flags = worth.into_iter().map(|(flag, _)| flag).collect();
         biggest.truncate(3);
         Err(PlanError { needed, limits: limits.clone(), biggest, flags })
     }
@@ -88,10 +96,16 @@ impl fmt::Display for PlanError {
             let lead = if index == 0 { "; the largest parts are " } else { ", " };
             write!(f, "{lead}{} ({}) with {:.1} MiB", item.name, item.category.name(), mib(item.bytes))?;
         }
-        if !self.flags.is_empty() {
-            write!(f, "; lower {}", self.flags.join(" or "))?;
+        // What to lower stands together, behind or before what to give.
+        let lower: Vec<&str> = self.flags.iter().copied().filter(|&flag| flag != EXPERTS_ELSEWHERE).collect();
+        let lower = (!lower.is_empty()).then(|| format!("lower {}", lower.join(" or ")));
+        let give = self.flags.contains(&EXPERTS_ELSEWHERE).then(|| format!("give {EXPERTS_ELSEWHERE}"));
+        let mut advice = [lower, give];
+        if self.flags.first() == Some(&EXPERTS_ELSEWHERE) {
+            advice.reverse();
         }
-        Ok(())
+        let advice: Vec<String> = advice.into_iter().flatten().collect();
+        if advice.is_empty() { Ok(()) } else { write!(f, "; {}", advice.join(", or ")) }
     }
 }
 

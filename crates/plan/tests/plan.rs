@@ -152,6 +152,21 @@ fn a_plan_that_does_not_fit_says_what_to_do() {
     );
 }
 
+/// Oracle: the sentences. Experts that fill the memory are best left in the file; each layer's are an item of their own.
+#[test]
+fn experts_in_memory_can_be_left_in_the_file() {
+    let mut plan = Plan::new();
+    plan.heap(Category::Cache, "keys and values", 300 * MIB);
+    plan.item(Category::Experts, "experts, layer 0", Place::Heap, 200 << 20);
+    let sentence = |plan: &Plan| plan.check(&limits(100 * MIB)).unwrap_err().to_string();
+    assert!(sentence(&plan).ends_with("; lower --context, or give --experts mapped"), "{}", sentence(&plan));
+    plan.item(Category::Experts, "experts, layer 1", Place::Heap, 200 << 20);
+    assert!(sentence(&plan).ends_with("; give --experts mapped, or lower --context"), "{}", sentence(&plan));
+    let mut experts = Plan::new();
+    experts.item(Category::Experts, "experts, layer 0", Place::Heap, 200 << 20);
+    assert!(sentence(&experts).ends_with("; give --experts mapped"), "{}", sentence(&experts));
+}
+
 /// Oracle: saturation. Sizes beyond what a number holds are refused, not wrapped, wherever they come in.
 #[test]
 fn overflow_never_fits() {
