@@ -48,6 +48,7 @@ fn pebble() -> Recipe {
         sequences: 1,
         threads: std::env::var("STRATA_BENCH_THREADS").ok().and_then(|n| n.parse().ok()).unwrap_or(2),
         isa: Isa::detect(),
+        grain: None,
         seed: 1,
     }
 }

@@ -12,7 +12,7 @@ use strata_quant::{Activations, Isa};
 use strata_residency::ExpertStore;
 use strata_topology::Pool;
 
-use crate::bench::{Bench, TILE};
+use crate::bench::{Bench, GRAIN, TILE};
 use crate::buffers::Buffers;
 use crate::draft::Join;
 use crate::memory::{self, Described};
@@ -29,12 +29,19 @@ use crate::{failed, rope};
 pub struct Cpu {
     pool: Pool,
     isa: Isa,
+    grain: usize,
 }
 
 impl Cpu {
     /// A backend-to-be on `pool`, with the kernels of `isa`.
     pub fn new(pool: Pool, isa: Isa) -> Cpu {
-        Cpu { pool, isa }
+        Cpu { pool, isa, grain: GRAIN }
+    }
+
+    /// Another least amount of work that is worth another task, in multiply-adds. Changes the speed, never the bits; tests use
+    /// 1, so that small shapes are shared among threads too.
+    pub fn with_grain(self, grain: usize) -> Cpu {
+        Cpu { grain: grain.max(1), ..self }
     }
 }
 
@@ -61,6 +68,7 @@ impl Build for Cpu {
 pub struct CpuBackend {
     pub(crate) spec: Spec,
     pub(crate) isa: Isa,
+    pub(crate) grain: usize,
     pub(crate) crew: Crew,
     pub(crate) weights: Weights,
     pub(crate) buffers: Buffers,
@@ -120,6 +128,7 @@ impl CpuBackend {
         let acts = (0..sizes.places).map(|_| Activations::new(sizes.k_max, TILE)).collect();
         Ok(CpuBackend {
             isa: cpu.isa,
+            grain: cpu.grain,
             crew,
             weights,
             buffers: Buffers::new(buffers),

@@ -15,7 +15,7 @@ use strata_plan::Block;
 use strata_quant::{Activations, Isa, Matrix};
 use strata_topology::Pool;
 
-use crate::shared::{Grid, Input, Job, Split, in_turn, products, run, run_on};
+use crate::shared::{Grid, Input, Job, Split, Tile, in_turn, products, run, run_on};
 
 /// Rows that a worker takes through an op at a time; columns of one [`Activations`].
 pub(crate) const TILE: usize = 32;
@@ -24,7 +24,7 @@ pub(crate) const TILE: usize = 32;
 const PRIVATE: usize = 2 << 20;
 
 /// The least work worth another task, in products of a block format (about 16 a nanosecond): a region costs 1 to 2 us.
-const GRAIN: usize = 24 << 10;
+pub(crate) const GRAIN: usize = 24 << 10;
 
 /// Floats to plan on top of what an op takes: see [`Scratch::take`].
 pub(crate) const SLACK: usize = 8 * 16;
@@ -71,14 +71,11 @@ pub(crate) struct Team<'p> {
     pub(crate) pool: Option<&'p Pool>,
     /// The path through the kernels.
     pub(crate) isa: Isa,
+    /// The least work worth another task: see [`GRAIN`].
+    pub(crate) grain: usize,
 }
 
 impl<'p> Team<'p> {
-    /// All threads of a pool.
-    pub(crate) fn all(pool: &'p Pool, isa: Isa) -> Team<'p> {
-        Team { pool: Some(pool), isa }
-    }
-
     /// How many threads.
     pub(crate) fn threads(&self) -> usize {
         self.pool.map_or(1, Pool::threads)
@@ -89,11 +86,11 @@ impl<'p> Team<'p> {
         Team { pool: None, ..*self }
     }
 
-    /// Into how many tasks to cut `work` (see [`GRAIN`]).
+    /// Into how many tasks to cut `work`.
     pub(crate) fn tasks(&self, work: usize) -> usize {
         let threads = self.threads();
         // A few more than threads: a worker that is late then costs less.
-        if threads == 1 || work < 2 * GRAIN { 1 } else { (work / GRAIN).min(4 * threads) }
+        if threads == 1 || work < 2 * self.grain { 1 } else { (work / self.grain).min(4 * threads) }
     }
 
     /// How many of `rows` rows of `work` each make a task.
@@ -114,6 +111,18 @@ impl<'p> Team<'p> {
             let out = tile.into_slice();
             f(task * grain..task * grain + out.len() / width.max(1), out);
         });
+    }
+
+    /// `f(tile)` for parts of `out`, `[rows][width]`: some of the rows, or of the columns where there are too few rows; a row
+    /// costs `work`.
+    pub(crate) fn tiles(&self, out: &mut [f32], width: usize, work: usize, f: impl Fn(Tile<'_, f32>) + Sync) {
+        let rows = out.len() / width;
+        let tasks = self.tasks(rows * work);
+        if rows >= tasks {
+            return run(self.pool, Grid::rows(out, width, self.grain(rows, work)), |_, tile| f(tile));
+        }
+        let cut = width.div_ceil(tasks).next_multiple_of(16);
+        run(self.pool, Grid::bands(out, width, &[0, rows as u32], cut), |_, tile| f(tile));
     }
 
     /// Quantises columns `[cols][k]` where one of `matrices` wants that.

@@ -34,7 +34,7 @@ impl CpuBackend {
     ) -> Result<usize, BackendError> {
         let Shape { hidden: d, streams: s, vocab, norm_eps: eps, .. } = self.spec.shape;
         let wide = s * d;
-        let team = Team::all(self.crew.pool(), self.isa);
+        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
         let table = self.weights.matrix(w.table, vocab, d)?;
         let eh_proj = self.weights.matrix(w.eh_proj, d, 2 * d)?;
         let [e_norm, h_norm] = [self.weights.vector(w.e_norm, d)?, self.weights.vector(w.h_norm, wide)?];

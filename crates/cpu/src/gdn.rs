@@ -44,7 +44,7 @@ impl CpuBackend {
         y: Buffer,
     ) -> Result<usize, BackendError> {
         let rows = crate::spans::check(&self.spec, spans)?;
-        let team = Team::all(self.crew.pool(), self.isa);
+        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
         let Shape { hidden: d, norm_eps: eps, .. } = self.spec.shape;
         let g = self.spec.shape.gdn.ok_or_else(|| failed("a GDN op for a model without GDN layers"))?;
         let (channels, heads, values) = (g.channels(), g.value_heads, g.value_width());

@@ -26,7 +26,7 @@ impl CpuBackend {
         let shape = &self.spec.shape;
         let Shape { hidden: d, streams, vocab, .. } = *shape;
         let (wide, last) = (streams * d, rows.iter().max().map_or(0, |&row| row as usize + 1));
-        let team = Team::all(self.crew.pool(), self.isa);
+        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
         let mixer = Mixer::new(&self.weights, shape, w, false)?;
         let output = self.weights.matrix(output, vocab, d)?;
         let bytes = weights::bytes(&output) + mixer.bytes();

@@ -9,7 +9,7 @@ use strata_quant::{Matrix, dispatch, lanes, math};
 
 use crate::backend::CpuBackend;
 use crate::bench::{Scratch, Spread, Team};
-use crate::shared::{Grid, Job};
+use crate::shared::{Grid, Job, Tile};
 use crate::weights::Weights;
 use crate::{norm, weights};
 
@@ -64,7 +64,7 @@ impl CpuBackend {
     ) -> Result<usize, BackendError> {
         let shape = &self.spec.shape;
         let (d, s) = (shape.hidden, shape.streams);
-        let team = Team::all(self.crew.pool(), self.isa);
+        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
         let mixer = Mixer::new(&self.weights, shape, w, true)?;
         let [x, u, inject] = self.buffers.get([(x, rows, s * d), (u, rows, d), (inject, rows, s)])?;
         let x = &*x;
@@ -86,7 +86,7 @@ impl CpuBackend {
         x: Buffer,
     ) -> Result<usize, BackendError> {
         let (d, s) = (self.spec.shape.hidden, self.spec.shape.streams);
-        let team = Team::all(self.crew.pool(), self.isa);
+        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
         let [y, inject, x] = self.buffers.get([(y, rows, d), (inject, rows, s), (x, rows, s * d)])?;
         team.rows(x, s * d, s * d, |range, x| {
             let rows = (&y[range.start * d..range.end * d], &inject[range.start * s..range.end * s]);
@@ -96,7 +96,8 @@ impl CpuBackend {
     }
 }
 
-/// Reads the mixer for some rows: `x(i)` is row `i`'s wide residual, `u` is `[rows][D]`, `inject` `[rows][S]` (empty for a mixer without inject weights).
+/// Reads the mixer for some rows: `x(i)` is row `i`'s wide residual, `u` is `[rows][D]`, `inject` `[rows][S]` (empty for a
+/// mixer without inject weights).
 pub(crate) fn read<'x>(
     team: Team<'_>,
     shape: &Shape,
@@ -111,9 +112,11 @@ pub(crate) fn read<'x>(
     let (normed, low, gates) =
         (scratch.take(rows * wide), scratch.take(rows * rank), scratch.take(rows * wide));
 
-    team.rows(normed, wide, 2 * wide, |range, out| {
-        for (row, out) in range.zip(out.chunks_exact_mut(wide)) {
-            norm::grouped(isa, x(row), mixer.norm, d, shape.norm_eps, out);
+    team.rows(normed, d, 2 * d, |groups, out| {
+        for (group, out) in groups.zip(out.chunks_exact_mut(d)) {
+            let stream = group % s * d..(group % s + 1) * d;
+            let x = &x(group / s)[stream.clone()];
+            norm::grouped(isa, x, &mixer.norm[stream], d, shape.norm_eps, out);
         }
     });
     let input = team.input(normed, wide, scratch.acts, &[mixer.down, mixer.inject.unwrap_or(mixer.down)]);
@@ -127,10 +130,7 @@ pub(crate) fn read<'x>(
     scaled_silu(isa, s as f32, low);
     let input = team.input(low, rank, scratch.acts, &[mixer.up]);
     team.products(input, &mut [Job::new(mixer.up, gates, wide)]);
-    team.rows(u, d, 10 * wide, |range, out| {
-        let wide = range.start * wide..range.end * wide;
-        mix(isa, d, s, &gates[wide.clone()], &normed[wide], out);
-    });
+    team.tiles(u, d, 10 * wide, |mut u| mix(isa, d, s, gates, normed, &mut u));
 }
 
 dispatch! {
@@ -150,13 +150,16 @@ dispatch! {
     }
 }
 dispatch! {
-    /// `u[d] = (sum over streams, ascending, of sigmoid(gate) * normed) / S`, for every row of `u`.
-    fn mix(isa, d: usize, s: usize, gates: &[f32], normed: &[f32], u: &mut [f32]) {
-        let wide = s * d;
-        for ((gates, normed), u) in gates.chunks_exact(wide).zip(normed.chunks_exact(wide)).zip(u.chunks_exact_mut(d)) {
+    /// `u[d] = (sum over streams, ascending, of sigmoid(gate) * normed) / S`, for every element of a tile of `u`.
+    fn mix(isa, d: usize, s: usize, gates: &[f32], normed: &[f32], u: &mut Tile<'_, f32>) {
+        let (top, first) = u.place();
+        for row in 0..u.rows() {
+            let u = u.row(row);
             u.fill(0.0);
-            for (gates, normed) in gates.chunks_exact(d).zip(normed.chunks_exact(d)) {
-                for ((u, &gate), &normed) in u.iter_mut().zip(gates).zip(normed) {
+            for stream in 0..s {
+                let at = ((top + row) * s + stream) * d + first;
+                let streams = gates[at..at + u.len()].iter().zip(&normed[at..at + u.len()]);
+                for (u, (&gate, &normed)) in u.iter_mut().zip(streams) {
                     *u = math::sigmoid(gate).mul_add(normed, *u);
                 }
             }

@@ -39,7 +39,7 @@ impl CpuBackend {
         x: Buffer,
     ) -> Result<usize, BackendError> {
         let rows = crate::spans::check(&self.spec, spans)?;
-        let team = Team::all(self.crew.pool(), self.isa);
+        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
         let Shape { hidden: d, streams: s, norm_eps: eps, .. } = self.spec.shape;
         let g = self.spec.shape.ngram.ok_or_else(|| failed("an n-gram op for a model without n-grams"))?;
         let (wide, embedded) = (s * d, g.heads * g.row);

@@ -56,7 +56,7 @@ impl CpuBackend {
         let router = self.weights.matrix(router, moe.experts, d)?;
         let [u] = self.buffers.get([(u, rows, d)])?;
         let u = &*u;
-        let team = Team::all(self.crew.pool(), self.isa);
+        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
         let routing = &mut self.routing;
         if rows > self.spec.window {
             return Err(failed(format!("{rows} rows to route in windows of {}", self.spec.window)));

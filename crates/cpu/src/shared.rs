@@ -136,15 +136,17 @@ unsafe impl<'a, T: Send> Split for Grid<'a, T> {
         let cols = self.cut.min(self.width - first);
         // SAFETY: `rows.start` is at most the number of rows, so this is inside the borrowed memory or one past it.
         let start = unsafe { self.start.add(rows.start * self.width) };
-        Tile { start, stride: self.width, rows: rows.len(), first, cols, memory: PhantomData }
+        let (top, stride) = (rows.start, self.width);
+        Tile { start, stride, top, rows: rows.len(), first, cols, memory: PhantomData }
     }
 }
 
-/// A rectangle of a row-major matrix, exclusively its holder's: columns `first .. first + cols` of some rows.
+/// A rectangle of a row-major matrix, exclusively its holder's: columns `first .. first + cols` of rows `top .. top + rows`.
 pub(crate) struct Tile<'a, T> {
     /// The first row's first element, also where that is not of the rectangle.
     start: *mut T,
     stride: usize,
+    top: usize,
     rows: usize,
     first: usize,
     cols: usize,
@@ -155,6 +157,11 @@ impl<'a, T> Tile<'a, T> {
     /// How many rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// The first row and column, in the matrix.
+    pub(crate) fn place(&self) -> (usize, usize) {
+        (self.top, self.first)
     }
 
     /// The part of row `row`.
@@ -441,6 +448,7 @@ mod tests {
         }
         let mut data = vec![0usize; 6 * 5];
         run(Some(&pool), Grid::bands(&mut data, 5, &[2, 3, 3, 8], 3), |task, mut tile| {
+            assert_eq!(tile.place(), ([0, 1, 1][task / 2], task % 2 * 3));
             let rows = [1, 0, 5][task / 2];
             (0..rows).for_each(|row| tile.row(row).iter_mut().for_each(|x| *x += task + 1));
         });

@@ -49,6 +49,8 @@ pub struct Recipe {
     pub sequences: usize,
     pub threads: usize,
     pub isa: Isa,
+    /// The least work worth another task; none for the backend's own.
+    pub grain: Option<usize>,
     pub seed: u64,
 }
 
@@ -84,6 +86,7 @@ pub fn odd() -> Recipe {
         sequences: 3,
         threads: 2,
         isa: Isa::detect(),
+        grain: None,
         seed: 1,
     }
 }
@@ -335,7 +338,10 @@ impl Rig {
             ],
         };
         let pool = Pool::new(&Topology::read(), recipe.threads).unwrap();
-        let cpu = Cpu::new(pool, recipe.isa);
+        let mut cpu = Cpu::new(pool, recipe.isa);
+        if let Some(grain) = recipe.grain {
+            cpu = cpu.with_grain(grain);
+        }
         let mut plan = Plan::new();
         let described = cpu.describe(&spec, &m.list, &mut plan);
         let arena = Arena::new(&plan).unwrap();
