@@ -8,21 +8,28 @@ use std::path::PathBuf;
 
 use clap::{Args as Flags, Parser, Subcommand, ValueEnum};
 
-use crate::config::{Bias, Level, Settings, Switch};
+use crate::config::{Bias, Level, Settings, Switch, flag, whole};
 use strata_backend::KvFormat;
 use strata_engine::ExpertHome;
 
-const AFTER: &str = "\
-Configuration: every setting that has a flag with a long name --some-name can also be the key some_name of the
-configuration file, or the variable STRATA_SOME_NAME. Flags win over variables, variables over the file. The file is
-the one that --config or STRATA_CONFIG names, or else strata/config.toml in $XDG_CONFIG_HOME (~/.config).
-
-Exit codes: 0 done, 1 failed, 2 wrong flags or configuration, 74 a model file changed while it was in use,
-130 interrupted.";
+/// What stands below the help of the program. Lines are wrapped where the terminal ends.
+fn after() -> String {
+    format!(
+        "Configuration: what these flags set can also stand in a configuration file, where --some-name is the key \
+        some_name, or in a variable, where it is STRATA_SOME_NAME: {}. All other flags are flags only, also the \
+        --context of eval, which is the length of its windows. Flags win over variables, variables over the file, \
+        the file over what the model recommends; what a command has no flag for means nothing to it.\n\n\
+        The file is the one that --config or STRATA_CONFIG names, or else strata/config.toml in $XDG_CONFIG_HOME \
+        (~/.config).\n\n\
+        Exit codes: 0 done, 1 failed, 2 wrong flags or configuration, 74 a model file changed while it was in use, \
+        130 interrupted.",
+        Settings::KEYS.iter().map(|key| flag(key)).collect::<Vec<_>>().join(", ")
+    )
+}
 
 /// Runs mixture-of-experts language models that don't fit the graphics card.
 #[derive(Debug, Parser)]
-#[command(name = "strata", version, after_help = AFTER, max_term_width = 110)]
+#[command(name = "strata", version, after_help = after(), max_term_width = 110)]
 pub struct Args {
     #[command(flatten)]
     pub common: CommonFlags,
@@ -61,7 +68,7 @@ Examples:
   strata logits models/pebble.gguf --ids 17,23,29 --out logits.npy
   strata logits models/pebble.gguf --ids @ids.txt --out draft.npy --mtp
 
-The array is f32 [tokens, vocabulary]; with --mtp [tokens - 1, vocabulary]: row i is the draft block's guess at token
+The array is f32 [tokens, vocabulary]; with --mtp [tokens - 1, vocabulary]: row i is the draft block's guess at token \
 i + 2, from the trunk's state at token i and token i + 1.")]
     Logits(LogitsArgs),
     /// Perplexity of a model on a text; with --against, how far it is from another model
@@ -70,9 +77,11 @@ Examples:
   strata eval models/pebble.gguf book.txt
   strata eval model-iq3_xxs.gguf book.txt --against model-bf16.gguf --windows 40 --json
 
-The text is cut into windows of --context tokens; marks of turns written in it are read as text. Each window starts from an empty state, with no token put in front; of N
-tokens the logits at N/2 to N-2 score the tokens N/2+1 to N-1. What is left over at the end is not used.
-Kullback-Leibler divergence is that of MODEL from the model given with --against: the sum of q * ln(q / p), where q
+The text is cut into windows of --context tokens; marks of turns written in it are read as text. Each window starts \
+from an empty state, with no token put in front; of N tokens the logits at N/2 to N-2 score the tokens N/2+1 to N-1. \
+What is left over at the end is not used.
+
+Kullback-Leibler divergence is that of MODEL from the model given with --against: the sum of q * ln(q / p), where q \
 is the other model's distribution.")]
     Eval(EvalArgs),
     /// Measure how fast prompts are read and tokens are made
@@ -81,7 +90,7 @@ Examples:
   strata bench models/pebble.gguf
   strata bench model.gguf --prompt 128,512,4096 --gen 64 --threads 8 --reps 7 --json
 
-Tokens are arbitrary but the same every time. After a round to warm up, the median of the repetitions is reported,
+Tokens are arbitrary but the same every time. After a round to warm up, the median of the repetitions is reported, \
 with the slowest and the fastest.")]
     Bench(BenchArgs),
     /// Show what is inside a GGUF file
@@ -101,11 +110,12 @@ Example:
     #[command(after_help = "\
 Examples:
   strata synth --geometry tiny --formats f32 tiny.gguf
-  strata synth --geometry flash-next --formats ud-iq3_xxs --ngram-rows 2000000 --split 20G flash.gguf
+  strata synth --geometry flash-next --formats ud-iq3_xxs --ngram-rows 2000000 flash.gguf
+  strata synth --geometry flash-next --formats iq3_s --split 20G flash.gguf
   strata synth --geometry flash-next --formats q2_0 --router-skew 0.8 --mtp --seed 7 skewed.gguf
 
-The same flags and seed make the same file. Activations stay in a sane range, but what such a model says means nothing.
-Routers use all experts alike unless --router-skew lets their use follow Zipf's law with slowly drifting topics.")]
+The same flags and seed make the same file. Activations stay in a sane range, but what such a model says means \
+nothing. Routers use all experts alike unless --router-skew lets their use follow Zipf's law with slowly drifting topics.")]
     Synth(SynthArgs),
 }
 
@@ -113,10 +123,10 @@ Routers use all experts alike unless --router-skew lets their use follow Zipf's 
 #[derive(Debug, Flags)]
 pub struct EngineFlags {
     /// Threads that compute [default: one per physical core]
-    #[arg(long, value_name = "N", help_heading = "Engine")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true, help_heading = "Engine")]
     pub threads: Option<usize>,
     /// Tokens of a prompt read together [default: at most 512]
-    #[arg(long, value_name = "N", help_heading = "Engine")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true, help_heading = "Engine")]
     pub window: Option<usize>,
     /// How keys and values are stored: f32 or f16 [default: f16]
     #[arg(long, value_name = "FORMAT", value_parser = crate::config::kv_format, help_heading = "Engine")]
@@ -133,7 +143,7 @@ pub struct EngineFlags {
 #[derive(Debug, Flags)]
 pub struct ContextFlag {
     /// Tokens that a conversation may have [default: what the model allows, at most 16384]
-    #[arg(long, value_name = "N", help_heading = "Engine")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true, help_heading = "Engine")]
     pub context: Option<usize>,
 }
 
@@ -144,19 +154,25 @@ pub struct SamplingFlags {
     #[arg(long, help_heading = "Sampling")]
     pub greedy: bool,
     /// Flattens (above 1) or sharpens (below 1) the distribution; 0 is --greedy
-    #[arg(long, value_name = "X", conflicts_with = "greedy", help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_name = "X",
+        conflicts_with = "greedy",
+        allow_negative_numbers = true,
+        help_heading = "Sampling"
+    )]
     pub temperature: Option<f32>,
     /// Only the K most probable tokens; 0 for all
-    #[arg(long, value_name = "K", help_heading = "Sampling")]
+    #[arg(long, value_name = "K", value_parser = whole::<usize>, allow_negative_numbers = true, help_heading = "Sampling")]
     pub top_k: Option<usize>,
     /// Only the most probable tokens that together reach this probability
-    #[arg(long, value_name = "P", help_heading = "Sampling")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Sampling")]
     pub top_p: Option<f32>,
     /// Only tokens at least this probable relative to the most probable one
-    #[arg(long, value_name = "P", help_heading = "Sampling")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Sampling")]
     pub min_p: Option<f32>,
     /// Weakens tokens that occurred before, above 1
-    #[arg(long, value_name = "X", help_heading = "Sampling")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Sampling")]
     pub repetition_penalty: Option<f32>,
     /// Subtracted from the logits of tokens that the answer has
     #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Sampling")]
@@ -165,10 +181,16 @@ pub struct SamplingFlags {
     #[arg(long, value_name = "X", allow_negative_numbers = true, help_heading = "Sampling")]
     pub frequency_penalty: Option<f32>,
     /// Added to the logits of single tokens, e.g. 17=-inf,23=1.5; may be repeated
-    #[arg(long, value_name = "ID=X", value_delimiter = ',', help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_name = "ID=X",
+        value_delimiter = ',',
+        allow_hyphen_values = true,
+        help_heading = "Sampling"
+    )]
     pub logit_bias: Vec<Bias>,
     /// The same seed gives the same answer [default: another one every time]
-    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true, help_heading = "Sampling")]
     pub seed: Option<u64>,
 }
 
@@ -189,7 +211,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "on|off")]
     pub think: Option<Switch>,
     /// Tokens of an answer at most [default: until the context is full]
-    #[arg(long, short = 'n', value_name = "N")]
+    #[arg(long, short = 'n', value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub max_tokens: Option<usize>,
     /// Print one JSON object when the answer is complete
     #[arg(long, requires = "prompt")]
@@ -208,7 +230,7 @@ pub struct LogitsArgs {
     /// Model file (any one shard of a split model)
     pub model: PathBuf,
     /// Token ids, separated by commas or white space; @FILE reads them from a file
-    #[arg(long, value_name = "IDS|@FILE")]
+    #[arg(long, value_name = "IDS|@FILE", allow_hyphen_values = true)]
     pub ids: String,
     /// The .npy file to write
     #[arg(long, value_name = "FILE")]
@@ -227,11 +249,11 @@ pub struct EvalArgs {
     pub model: PathBuf,
     /// The text, UTF-8; `-` reads standard input
     pub text: PathBuf,
-    /// Tokens of a window
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    /// Tokens of a window, whatever the configuration says of --context elsewhere
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub context: usize,
     /// Windows to use at most [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub windows: Option<usize>,
     /// Another model with the same vocabulary to compare with
     #[arg(long, value_name = "MODEL2")]
@@ -249,13 +271,13 @@ pub struct BenchArgs {
     /// Model file (any one shard of a split model)
     pub model: PathBuf,
     /// Lengths of prompts to read
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "128,512")]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "128,512", value_parser = whole::<usize>, allow_hyphen_values = true)]
     pub prompt: Vec<usize>,
     /// Tokens to make, one by one; 0 for none
-    #[arg(long = "gen", value_name = "N", default_value_t = 64)]
+    #[arg(long = "gen", value_name = "N", default_value_t = 64, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub generate: usize,
     /// Repetitions
-    #[arg(long, value_name = "R", default_value_t = 5)]
+    #[arg(long, value_name = "R", default_value_t = 5, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub reps: usize,
     /// Print one JSON object
     #[arg(long)]
@@ -306,25 +328,25 @@ pub struct SynthArgs {
     #[arg(long, value_name = "MIX")]
     pub formats: String,
     /// Decides every weight
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub seed: u64,
     /// About how many rows the n-gram table gets [default: as many as the real model's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub ngram_rows: Option<u64>,
     /// Let expert use follow Zipf's law with this exponent [default: even use]
-    #[arg(long, value_name = "ALPHA")]
+    #[arg(long, value_name = "ALPHA", allow_negative_numbers = true)]
     pub router_skew: Option<f64>,
     /// Add the draft (MTP) block
     #[arg(long)]
     pub mtp: bool,
     /// Split into files of at most this size, e.g. 500M or 20G
-    #[arg(long, value_name = "SIZE", value_parser = crate::config::size)]
+    #[arg(long, value_name = "SIZE", value_parser = crate::config::size, allow_negative_numbers = true)]
     pub split: Option<u64>,
     /// Replace files that exist
     #[arg(long)]
     pub force: bool,
     /// Threads that compute [default: one per physical core]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub threads: Option<usize>,
 }
 
@@ -388,7 +410,8 @@ impl EngineFlags {
 
 impl SamplingFlags {
     fn settle(&self, settings: &mut Settings) {
-        settings.temperature = if self.greedy { Some(0.0) } else { self.temperature };
+        settings.greedy = self.greedy.then_some(Switch::On);
+        settings.temperature = self.temperature;
         settings.top_k = self.top_k;
         settings.top_p = self.top_p;
         settings.min_p = self.min_p;
@@ -398,5 +421,44 @@ impl SamplingFlags {
         settings.logit_bias = (!self.logit_bias.is_empty())
             .then(|| self.logit_bias.iter().map(|bias| (bias.token, bias.bias)).collect());
         settings.seed = self.seed;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    /// Oracle: the help, which promises a flag for every key of the file.
+    #[test]
+    fn every_setting_has_its_flag() {
+        let command = Args::command();
+        let run = command.find_subcommand("run").unwrap();
+        let long: Vec<_> =
+            command.get_arguments().chain(run.get_arguments()).filter_map(|arg| arg.get_long()).collect();
+        for key in Settings::KEYS {
+            assert!(long.contains(&&flag(key)[2..]), "{key}");
+        }
+    }
+
+    /// Oracle: each number below is one, so it is the value that is judged, not taken for a flag.
+    #[test]
+    fn numbers_may_be_negative() {
+        let read =
+            |args: &str| Args::try_parse_from(format!("strata {args}").split(' ')).map_err(|e| e.to_string());
+        for flag in
+            ["temperature", "top-p", "min-p", "repetition-penalty", "presence-penalty", "frequency-penalty"]
+        {
+            read(&format!("run m x --{flag} -1.5")).unwrap();
+        }
+        for flag in ["top-k", "seed", "threads", "window", "context", "max-tokens"] {
+            let why = read(&format!("run m x --{flag} -1")).unwrap_err();
+            assert!(why.contains("whole number, not negative"), "{why}");
+        }
+        assert!(read("run m x --logit-bias -1=2").unwrap_err().contains("`-1=2` is no token id"));
+        assert!(read("bench m --prompt -1,2").unwrap_err().contains("not negative"));
+        read("logits m --ids -1,2 --out o").unwrap();
+        read("synth o --geometry tiny --formats f32 --router-skew -1").unwrap();
+        assert!(read("synth o --geometry tiny --formats f32 --split -5").unwrap_err().contains("500M"));
     }
 }

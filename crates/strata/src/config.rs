@@ -8,16 +8,19 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fmt;
+use std::num::{IntErrorKind, ParseIntError};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::Deserialize;
-use serde::de::{IntoDeserializer, value};
+use serde::de::{DeserializeOwned, IntoDeserializer, value};
 use strata_backend::KvFormat;
+use strata_engine::sampling::SamplingError;
 use strata_engine::{EngineConfig, ExpertHome, Sampling};
 use strata_quant::Isa;
 use strata_topology::Assignment;
+use toml::{Spanned, Value};
 
 use crate::failure::Failure;
 
@@ -27,19 +30,10 @@ const OTHER_VARIABLES: [&str; 1] = ["STRATA_CONFIG"];
 const TEST_VARIABLES: [&str; 2] = ["STRATA_GOLDEN", "STRATA_MODELS"];
 
 /// On or off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "SwitchForm")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Switch {
     On,
     Off,
-}
-
-/// How a switch is written in the file.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected true, false, \"on\" or \"off\"")]
-enum SwitchForm {
-    Bool(bool),
-    Word(String),
 }
 
 impl Switch {
@@ -63,18 +57,6 @@ impl FromStr for Switch {
             "on" | "true" | "1" => Ok(Switch::On),
             "off" | "false" | "0" => Ok(Switch::Off),
             other => Err(format!("`{other}` is neither on nor off")),
-        }
-    }
-}
-
-impl TryFrom<SwitchForm> for Switch {
-    type Error = String;
-
-    fn try_from(form: SwitchForm) -> Result<Self, String> {
-        match form {
-            SwitchForm::Bool(true) => Ok(Switch::On),
-            SwitchForm::Bool(false) => Ok(Switch::Off),
-            SwitchForm::Word(word) => word.parse(),
         }
     }
 }
@@ -160,27 +142,59 @@ pub fn size(text: &str) -> Result<u64, String> {
         unit => return Err(format!("`{unit}` is no unit; give K, M, G or T")),
     };
     let number: u64 = digits.parse().map_err(|_| format!("`{text}` is no size like 500M or 20G"))?;
+    if number == 0 {
+        return Err("it must be at least 1 byte".into());
+    }
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is more than can be counted"))
 }
 
-fn number<T: FromStr<Err: fmt::Display>>(text: &str) -> Result<T, String> {
-    text.trim().parse().map_err(|error: T::Err| error.to_string())
+/// Reads a count from a flag, or says what it must be.
+pub fn whole<T: FromStr<Err = ParseIntError>>(text: &str) -> Result<T, String> {
+    text.trim().parse().map_err(|error: ParseIntError| match error.kind() {
+        IntErrorKind::PosOverflow => "it is more than can be counted".into(),
+        _ => format!("it must be {WHOLE}"),
+    })
 }
 
-fn text(text: &str) -> Result<String, String> {
-    Ok(text.to_owned())
+// ---- what settings must be, and how they are read from variables and from the file
+
+const WHOLE: &str = "a whole number, not negative";
+const NUMBER: &str = "a number";
+const TEXT: &str = "a text in quotes";
+const SWITCH: &str = "on or off";
+const BIASES: &str = "token ids and numbers, such as \"17=-inf,23=1.5\" or [[17, -inf], [23, 1.5]]";
+
+fn parsed<T: FromStr>(text: &str) -> Option<T> {
+    text.trim().parse().ok()
 }
 
-fn biases(text: &str) -> Result<Vec<(u32, f32)>, String> {
-    text.split(',').map(|bias| bias.parse().map(|Bias { token, bias }| (token, bias))).collect()
+fn biases(text: &str) -> Option<Vec<(u32, f32)>> {
+    let bias = |bias: &str| bias.parse().ok().map(|Bias { token, bias }| (token, bias));
+    text.split(',').map(bias).collect()
 }
 
-/// One list of all settings makes the layer, its keys, how a variable is read, and how layers are put on each other.
+fn plain<T: DeserializeOwned>(value: &Value) -> Option<T> {
+    value.clone().try_into().ok()
+}
+
+fn switch(value: &Value) -> Option<Switch> {
+    match value {
+        Value::Boolean(on) => Some(if *on { Switch::On } else { Switch::Off }),
+        Value::String(word) => word.parse().ok(),
+        _ => None,
+    }
+}
+
+fn listed_biases(value: &Value) -> Option<Vec<(u32, f32)>> {
+    value.as_str().map_or_else(|| plain(value), biases)
+}
+
+/// One list of all settings makes the layer, its keys, how a variable and a value of the file are read, and how layers are put on
+/// each other.
 macro_rules! settings {
-    ($($(#[$doc:meta])* $key:ident: $type:ty, $variable:literal, $read:expr;)+) => {
+    ($($(#[$doc:meta])* $key:ident: $type:ty, $variable:literal, $range:expr, $read:expr, $take:expr;)+) => {
         /// One layer of the configuration: what it leaves open is `None`.
-        #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-        #[serde(default, deny_unknown_fields)]
+        #[derive(Debug, Clone, Default, PartialEq)]
         pub struct Settings {
             $($(#[$doc])* pub $key: Option<$type>,)+
         }
@@ -188,22 +202,48 @@ macro_rules! settings {
         impl Settings {
             /// The variables that settings are read from.
             const VARIABLES: &'static [&'static str] = &[$($variable),+];
+            /// The keys that the file may have, in the order of [`Settings::VARIABLES`].
+            pub const KEYS: &'static [&'static str] = &[$(stringify!($key)),+];
 
-            /// This layer over another one.
+            /// This layer over another one. Whoever gives a temperature doesn't want what a layer below says of greed.
             #[must_use]
-            pub fn over(self, below: Settings) -> Settings {
+            pub fn over(self, mut below: Settings) -> Settings {
+                if self.temperature.is_some() {
+                    below.greedy = None;
+                }
                 Settings { $($key: self.$key.or(below.$key),)+ }
+            }
+
+            /// Whether this layer decides the setting.
+            fn decides(&self, key: &str) -> bool {
+                match key {
+                    $(stringify!($key) => self.$key.is_some(),)+
+                    _ => false,
+                }
             }
 
             fn from_variables(environment: &Environment) -> Result<Settings, Failure> {
                 let mut settings = Settings::default();
                 $(if let Some(text) = environment.get($variable)? {
-                    let read: fn(&str) -> Result<$type, String> = $read;
-                    settings.$key = Some(read(text).map_err(|why| {
-                        Failure::usage(format!("the variable {} is `{text}`: {why}", $variable))
+                    let read: fn(&str) -> Option<$type> = $read;
+                    settings.$key = Some(read(text).ok_or_else(|| {
+                        Failure::usage(format!("the variable {} is `{text}`, but must be {}", $variable, $range))
                     })?);
                 })+
                 Ok(settings)
+            }
+
+            /// Takes a value of the file, or says in words what is wrong with it.
+            fn put(&mut self, key: &str, value: &Value) -> Result<(), String> {
+                match key {
+                    $(stringify!($key) => {
+                        let take: fn(&Value) -> Option<$type> = $take;
+                        let taken = take(value);
+                        self.$key = Some(taken.ok_or_else(|| format!("`{key}` is {value}, but must be {}", $range))?);
+                        Ok(())
+                    })+
+                    _ => Err(format!("`{key}` is no setting; there are {}", Settings::KEYS.join(", "))),
+                }
             }
         }
     };
@@ -211,37 +251,63 @@ macro_rules! settings {
 
 settings! {
     /// Threads that compute.
-    threads: usize, "STRATA_THREADS", number;
+    threads: usize, "STRATA_THREADS", WHOLE, parsed, plain;
     /// Tokens that a sequence may have.
-    context: usize, "STRATA_CONTEXT", number;
+    context: usize, "STRATA_CONTEXT", WHOLE, parsed, plain;
     /// Rows of a prompt window.
-    window: usize, "STRATA_WINDOW", number;
+    window: usize, "STRATA_WINDOW", WHOLE, parsed, plain;
     /// How keys and values are stored.
-    kv: KvFormat, "STRATA_KV", kv_format;
+    kv: KvFormat, "STRATA_KV", "f32 or f16", |word| kv_format(word).ok(), plain;
     /// Where routed experts live.
-    experts: ExpertHome, "STRATA_EXPERTS", expert_home;
+    experts: ExpertHome, "STRATA_EXPERTS", "mapped or heap", |word| expert_home(word).ok(), plain;
     /// Instruction set path.
-    isa: String, "STRATA_ISA", text;
+    isa: String, "STRATA_ISA", TEXT, parsed, plain;
     /// What to log.
-    log: Level, "STRATA_LOG", Level::from_str;
+    log: Level, "STRATA_LOG", "off, error, warn, info, debug or trace", parsed, plain;
     /// Nothing on standard error but warnings and errors.
-    quiet: Switch, "STRATA_QUIET", Switch::from_str;
-    temperature: f32, "STRATA_TEMPERATURE", number;
-    top_k: usize, "STRATA_TOP_K", number;
-    top_p: f32, "STRATA_TOP_P", number;
-    min_p: f32, "STRATA_MIN_P", number;
-    repetition_penalty: f32, "STRATA_REPETITION_PENALTY", number;
-    presence_penalty: f32, "STRATA_PRESENCE_PENALTY", number;
-    frequency_penalty: f32, "STRATA_FREQUENCY_PENALTY", number;
+    quiet: Switch, "STRATA_QUIET", SWITCH, parsed, switch;
+    /// Always the most probable token: a temperature of 0.
+    greedy: Switch, "STRATA_GREEDY", SWITCH, parsed, switch;
+    temperature: f32, "STRATA_TEMPERATURE", NUMBER, parsed, plain;
+    top_k: usize, "STRATA_TOP_K", WHOLE, parsed, plain;
+    top_p: f32, "STRATA_TOP_P", NUMBER, parsed, plain;
+    min_p: f32, "STRATA_MIN_P", NUMBER, parsed, plain;
+    repetition_penalty: f32, "STRATA_REPETITION_PENALTY", NUMBER, parsed, plain;
+    presence_penalty: f32, "STRATA_PRESENCE_PENALTY", NUMBER, parsed, plain;
+    frequency_penalty: f32, "STRATA_FREQUENCY_PENALTY", NUMBER, parsed, plain;
     /// Pairs of a token and what its logit gets.
-    logit_bias: Vec<(u32, f32)>, "STRATA_LOGIT_BIAS", biases;
-    seed: u64, "STRATA_SEED", number;
+    logit_bias: Vec<(u32, f32)>, "STRATA_LOGIT_BIAS", BIASES, biases, listed_biases;
+    seed: u64, "STRATA_SEED", WHOLE, parsed, plain;
     /// Tokens of an answer.
-    max_tokens: usize, "STRATA_MAX_TOKENS", number;
+    max_tokens: usize, "STRATA_MAX_TOKENS", WHOLE, parsed, plain;
     /// System message.
-    system: String, "STRATA_SYSTEM", text;
+    system: String, "STRATA_SYSTEM", TEXT, |text| Some(text.to_owned()), plain;
     /// Whether the model thinks before it answers.
-    think: Switch, "STRATA_THINK", Switch::from_str;
+    think: Switch, "STRATA_THINK", SWITCH, parsed, switch;
+}
+
+/// Who decides a layer.
+#[derive(Debug, Clone)]
+enum Layer {
+    Flags,
+    Variables,
+    File(PathBuf),
+}
+
+impl Layer {
+    /// A setting as this layer's writer knows it.
+    fn name(&self, key: &str) -> String {
+        match self {
+            Layer::Flags => flag(key),
+            Layer::Variables => format!("the variable STRATA_{}", key.to_uppercase()),
+            Layer::File(path) => format!("`{key}` in the configuration file {}", path.display()),
+        }
+    }
+}
+
+/// The flag of a setting.
+pub fn flag(key: &str) -> String {
+    format!("--{}", key.replace('_', "-"))
 }
 
 /// The process's environment, as far as this program looks at it.
@@ -323,6 +389,8 @@ pub struct Config {
     pub think: Option<bool>,
     /// The settings that sampling is resolved from.
     sampling: Settings,
+    /// What to call a setting that was given, by the layer that decided it.
+    names: BTreeMap<&'static str, String>,
 }
 
 impl Config {
@@ -334,33 +402,46 @@ impl Config {
     ) -> Result<Config, Failure> {
         let variables = Settings::from_variables(environment)?;
         let named = file.map(Path::to_owned).or_else(|| environment.path("STRATA_CONFIG"));
-        let below = match (named, environment.config_file()) {
-            (Some(path), _) => read_file(&path)?,
-            (None, Some(path)) if path.exists() => read_file(&path)?,
-            _ => Settings::default(),
-        };
-        Config::from_settings(flags.over(variables).over(below))
+        let file = named.or_else(|| environment.config_file().filter(|path| path.exists()));
+        let mut layers = vec![(Layer::Flags, flags), (Layer::Variables, variables)];
+        if let Some(path) = file {
+            let settings = read_file(&path)?;
+            layers.push((Layer::File(path), settings));
+        }
+        let mut names = BTreeMap::new();
+        for (layer, settings) in &layers {
+            if settings.greedy == Some(Switch::On) && settings.temperature.is_some() {
+                let (one, other) = (layer.name("greedy"), layer.name("temperature"));
+                return Err(Failure::usage(format!("{one} and {other} exclude each other; leave one out")));
+            }
+            for key in Settings::KEYS.iter().filter(|key| settings.decides(key)) {
+                names.entry(*key).or_insert_with(|| layer.name(key));
+            }
+        }
+        let settings = layers.into_iter().map(|(_, settings)| settings).reduce(Settings::over);
+        Config::from_settings(settings.unwrap_or_default(), names)
     }
 
-    fn from_settings(settings: Settings) -> Result<Config, Failure> {
-        let at_least_one = |name: &str, value: Option<usize>| match value {
-            Some(0) => Err(Failure::usage(format!("{name} is 0, but must be at least 1"))),
+    fn from_settings(settings: Settings, names: BTreeMap<&'static str, String>) -> Result<Config, Failure> {
+        let name = |key: &str| names.get(key).cloned().unwrap_or_else(|| flag(key));
+        let at_least_one = |key: &str, value: Option<usize>| match value {
+            Some(0) => Err(Failure::usage(format!("{} is 0, but must be at least 1", name(key)))),
             value => Ok(value),
         };
-        let threads = at_least_one("--threads", settings.threads)?;
+        let threads = at_least_one("threads", settings.threads)?;
         if let Some(threads) = threads.filter(|&threads| threads > Assignment::MOST_THREADS) {
-            let most = Assignment::MOST_THREADS;
-            return Err(Failure::usage(format!("--threads is {threads}, but must be at most {most}")));
+            let (name, most) = (name("threads"), Assignment::MOST_THREADS);
+            return Err(Failure::usage(format!("{name} is {threads}, but must be at most {most}")));
         }
         let isa = match &settings.isa {
             None => Isa::detect(),
-            Some(name) => name.parse().map_err(|why| Failure::usage(format!("--isa: {why}")))?,
+            Some(isa) => isa.parse().map_err(|why| Failure::usage(format!("{}: {why}", name("isa"))))?,
         };
         let defaults = EngineConfig::default();
         let config = Config {
             engine: EngineConfig {
-                context: at_least_one("--context", settings.context)?,
-                window: at_least_one("--window", settings.window)?,
+                context: at_least_one("context", settings.context)?,
+                window: at_least_one("window", settings.window)?,
                 kv: settings.kv.unwrap_or(defaults.kv),
                 experts: settings.experts.unwrap_or(defaults.experts),
                 ..defaults
@@ -373,20 +454,36 @@ impl Config {
             system: settings.system.clone(),
             think: settings.think.map(Switch::is_on),
             sampling: settings,
+            names,
         };
         // Ranges that don't depend on the model are wrong before it is opened.
-        config
-            .sampling(Sampling::default())
-            .validate(usize::MAX)
-            .map_err(|why| Failure::usage(why.to_string()))?;
+        config.sampling(Sampling::default()).validate(usize::MAX).map_err(|why| config.out_of_range(&why))?;
         Ok(config)
+    }
+
+    /// What to call a setting: as it was given, or its flag.
+    pub fn name(&self, key: &str) -> String {
+        self.names.get(key).cloned().unwrap_or_else(|| flag(key))
+    }
+
+    /// A parameter that was given and makes no sense is a mistake of usage; the model's own is one of the model.
+    pub fn out_of_range(&self, why: &SamplingError) -> Failure {
+        let SamplingError { parameter, value, range } = why;
+        match self.names.get(parameter) {
+            Some(name) => Failure::usage(format!("{name} is {value}, but must be {range}")),
+            None => Failure::failed(format!(
+                "the {parameter} that the model recommends is {value}, but must be {range}; give {}",
+                flag(parameter)
+            )),
+        }
     }
 
     /// How tokens are chosen, over the model's own defaults. The seed is the given one, or a new one.
     pub fn sampling(&self, model: Sampling) -> Sampling {
         let settings = &self.sampling;
+        let greedy = settings.greedy.is_some_and(Switch::is_on);
         Sampling {
-            temperature: settings.temperature.unwrap_or(model.temperature),
+            temperature: if greedy { 0.0 } else { settings.temperature.unwrap_or(model.temperature) },
             top_k: settings.top_k.unwrap_or(model.top_k),
             top_p: settings.top_p.unwrap_or(model.top_p),
             min_p: settings.min_p.unwrap_or(model.min_p),
@@ -410,11 +507,17 @@ fn new_seed() -> u64 {
 fn read_file(path: &Path) -> Result<Settings, Failure> {
     let failed = |why: String| Failure::usage(format!("the configuration file {}: {why}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-    toml::from_str(&text).map_err(|error| {
-        let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
-        let place = line.map_or(String::new(), |line| format!("line {line}: "));
+    let line = |span: Range<usize>| text.bytes().take(span.start).filter(|&byte| byte == b'\n').count() + 1;
+    let table: BTreeMap<Spanned<String>, Value> = toml::from_str(&text).map_err(|error| {
+        let place = error.span().map_or(String::new(), |span| format!("line {}: ", line(span)));
         failed(format!("{place}{}", error.message().replace('\n', " ")))
-    })
+    })?;
+    let mut settings = Settings::default();
+    for (key, value) in &table {
+        let put = settings.put(key.get_ref(), value);
+        put.map_err(|why| failed(format!("line {}: {why}", line(key.span()))))?;
+    }
+    Ok(settings)
 }
 
 #[cfg(test)]
@@ -471,11 +574,81 @@ mod tests {
         let message = resolve(&path, &environment(&[("STRATA_KV", "f8")]));
         assert!(message.contains("STRATA_KV") && message.contains("f16"), "{message}");
         let message = resolve(&path, &environment(&[("STRATA_TOP_P", "1.5")]));
-        assert!(message.contains("top_p") && message.contains("1.5"), "{message}");
+        assert!(message.contains("STRATA_TOP_P") && message.contains("1.5"), "{message}");
         let message = resolve(&path, &environment(&[("STRATA_THREADS", "0")]));
-        assert!(message.contains("--threads"), "{message}");
+        assert_eq!(message, "the variable STRATA_THREADS is 0, but must be at least 1");
         let missing = resolve(Path::new("/nowhere/config.toml"), &environment(&[]));
         assert!(missing.contains("/nowhere/config.toml"), "{missing}");
+    }
+
+    /// Oracle: the names that a setting has where it was written, whatever is wrong with it.
+    #[test]
+    fn mistakes_are_named_where_they_were_made() {
+        let nothing = environment(&[]);
+        for (line, parts) in [
+            ("threads = 0", &["`threads`", "0", "at least 1"][..]),
+            ("threads = \"2\"", &["line 2", "`threads`", "\"2\"", "whole number"]),
+            ("threads = -2", &["line 2", "`threads`", "-2", "not negative"]),
+            ("threads = 5000", &["`threads`", "5000", "4096"]),
+            ("kv = 16", &["line 2", "`kv`", "16", "f32 or f16"]),
+            ("quiet = \"x\"", &["line 2", "`quiet`", "\"x\"", "on or off"]),
+            ("isa = \"mmx\"", &["`isa`", "mmx"]),
+            ("temperature = nan", &["`temperature`", "NaN", "at least 0"]),
+            ("logit_bias = [[1, nan]]", &["`logit_bias`", "NaN", "token 1"]),
+            ("logit_bias = [1]", &["line 2", "`logit_bias`", "17=-inf"]),
+            ("logit_bias = \"1:2\"", &["line 2", "`logit_bias`", "1:2", "17=-inf"]),
+            ("greedy = true\ntemperature = 1", &["`greedy`", "`temperature`", "exclude"]),
+        ] {
+            let (_folder, path) = file(&format!("\n{line}\n"));
+            let message =
+                Config::resolve(Settings::default(), Some(&path), &nothing).unwrap_err().to_string();
+            let name = path.display().to_string();
+            for part in parts.iter().chain([&name.as_str()]) {
+                assert!(message.contains(part), "no {part} in {message}");
+            }
+        }
+        let flags = Settings { logit_bias: Some(vec![(7, f32::NAN)]), ..Settings::default() };
+        let message = Config::resolve(flags, None, &nothing).unwrap_err().to_string();
+        assert_eq!(message, "--logit-bias is NaN for token 7, but must be a number");
+        let variables = environment(&[("STRATA_TEMPERATURE", "nan")]);
+        let message = Config::resolve(Settings::default(), None, &variables).unwrap_err().to_string();
+        assert_eq!(message, "the variable STRATA_TEMPERATURE is NaN, but must be at least 0 and finite");
+    }
+
+    /// Oracle: the two forms that the documentation shows.
+    #[test]
+    fn biases_have_two_forms_in_the_file() {
+        for form in ["\"17=-inf,23=1.5\"", "[[17, -inf], [23, 1.5]]"] {
+            let (_folder, path) = file(&format!("logit_bias = {form}\n"));
+            let config = Config::resolve(Settings::default(), Some(&path), &environment(&[])).unwrap();
+            let biases = config.sampling(Sampling::default()).logit_bias;
+            assert_eq!(biases, [(17, f32::NEG_INFINITY), (23, 1.5)], "{form}");
+        }
+    }
+
+    /// Oracle: the order of layers. Greedy is a temperature of 0, so whichever of the two lies higher counts.
+    #[test]
+    fn greed_is_a_temperature() {
+        let (_folder, path) = file("greedy = true\n");
+        let temperature = |flags: Settings, variables: &[(&str, &str)]| {
+            let config = Config::resolve(flags, Some(&path), &environment(variables)).unwrap();
+            config.sampling(Sampling { temperature: 0.5, ..Sampling::default() }).temperature
+        };
+        let given = Settings { temperature: Some(0.7), ..Settings::default() };
+        let greedy = Settings { greedy: Some(Switch::On), ..Settings::default() };
+        assert_eq!(temperature(Settings::default(), &[]), 0.0);
+        assert_eq!(temperature(given, &[]), 0.7);
+        assert_eq!(temperature(Settings::default(), &[("STRATA_TEMPERATURE", "0.9")]), 0.9);
+        assert_eq!(temperature(Settings::default(), &[("STRATA_GREEDY", "off")]), 0.5);
+        assert_eq!(temperature(greedy, &[("STRATA_TEMPERATURE", "0.9")]), 0.0);
+    }
+
+    /// Oracle: the naming rule that the help states.
+    #[test]
+    fn variables_are_named_after_keys() {
+        let named: Vec<String> =
+            Settings::KEYS.iter().map(|key| format!("STRATA_{}", key.to_uppercase())).collect();
+        assert_eq!(named, Settings::VARIABLES);
     }
 
     /// Oracle: the XDG base directory rule, and that a file nobody named may be absent.
@@ -497,12 +670,15 @@ mod tests {
     fn reads_the_words_of_flags() {
         assert_eq!("17=-inf".parse(), Ok(Bias { token: 17, bias: f32::NEG_INFINITY }));
         assert!("x=1".parse::<Bias>().is_err() && "1".parse::<Bias>().is_err());
-        assert_eq!(biases("1=2, 3=-4.5"), Ok(vec![(1, 2.0), (3, -4.5)]));
+        assert_eq!(biases("1=2, 3=-4.5"), Some(vec![(1, 2.0), (3, -4.5)]));
         assert_eq!(kv_format("f32"), Ok(KvFormat::F32));
         assert_eq!(expert_home("heap"), Ok(ExpertHome::Heap));
         assert_eq!("debug".parse(), Ok(Level::Debug));
         assert_eq!((size("512"), size("20G"), size("3kib")), (Ok(512), Ok(20 << 30), Ok(3072)));
         assert!(size("G").is_err() && size("4X").is_err() && size("99999999999T").is_err());
+        assert!(size("0").is_err() && size("0G").is_err());
+        assert_eq!(whole::<usize>("12"), Ok(12));
+        assert!(whole::<u64>("-3").unwrap_err().contains("not negative"));
     }
 
     /// Oracle: only variables of this program that mean nothing, not those of its tests.

@@ -10,6 +10,7 @@ use std::io::Write;
 /// Exit codes, as `--help` documents them.
 pub const FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
+pub const CHANGED: u8 = strata_gguf::sigbus::EXIT_CODE as u8;
 pub const INTERRUPTED: u8 = 130;
 
 /// Why a command did not do what was asked.
@@ -19,6 +20,8 @@ pub enum Failure {
     Usage(String),
     /// The work could not be done.
     Failed(Box<dyn Error + Send + Sync>),
+    /// A file of the model is not what it was when it was opened.
+    Changed(strata_gguf::Error),
     /// Somebody pressed Ctrl-C.
     Interrupted,
     /// The reader of standard output has gone: nobody is left to tell anything.
@@ -38,6 +41,7 @@ impl Failure {
         match self {
             Failure::Usage(_) => USAGE,
             Failure::Failed(_) => FAILED,
+            Failure::Changed(_) => CHANGED,
             Failure::Interrupted => INTERRUPTED,
             Failure::PipeClosed => 0,
         }
@@ -55,6 +59,7 @@ impl fmt::Display for Failure {
         match self {
             Failure::Usage(message) => f.write_str(message),
             Failure::Failed(error) => error.fmt(f),
+            Failure::Changed(error) => error.fmt(f),
             Failure::Interrupted => f.write_str("interrupted"),
             Failure::PipeClosed => f.write_str("the reader of the output has gone"),
         }
@@ -79,6 +84,8 @@ mod tests {
     /// Oracle: the documented exit codes.
     #[test]
     fn codes_are_as_documented() {
+        let changed = strata_gguf::Error::Changed { file: "m.gguf".into(), what: "was written to" };
+        assert_eq!(Failure::Changed(changed).code(), 74);
         assert_eq!(Failure::usage("x").code(), 2);
         assert_eq!(Failure::from(std::io::Error::other("x")).code(), 1);
         assert_eq!(Failure::Interrupted.code(), 130);

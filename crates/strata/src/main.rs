@@ -14,6 +14,7 @@ mod output;
 mod progress;
 mod wiring;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -40,30 +41,31 @@ fn run(args: Args) -> Result<(), Failure> {
     let environment = Environment::read();
     environment.unknown().for_each(|name| warn(format_args!("the variable {name} means nothing here")));
     let config = Config::resolve(args.settings(), args.common.config.as_deref(), &environment)?;
-    log(config.log);
+    log(config.log, &environment);
     strata_gguf::sigbus::install()?;
+    interrupt::survive_size_limits()?;
     let machine = || Machine::read(&config);
     match args.command {
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Synth(args) => commands::synth::run(&args, &config),
         Command::Plan(args) => commands::plan::run(&args, &config, &machine()?),
         Command::Run(args) => {
-            on_driver(machine()?, move |machine| commands::run::run(&args, &config, &environment, &machine))
+            on_driver(machine()?, move |machine| commands::run::run(&args, &config, &environment, machine))
         }
         Command::Logits(args) => {
-            on_driver(machine()?, move |machine| commands::logits::run(&args, &config, &machine))
+            on_driver(machine()?, move |machine| commands::logits::run(&args, &config, machine))
         }
         Command::Eval(args) => {
-            on_driver(machine()?, move |machine| commands::eval::run(&args, &config, &machine))
+            on_driver(machine()?, move |machine| commands::eval::run(&args, &config, machine))
         }
         Command::Bench(args) => {
-            on_driver(machine()?, move |machine| commands::bench::run(&args, &config, &machine))
+            on_driver(machine()?, move |machine| commands::bench::run(&args, &config, machine))
         }
     }
 }
 
 /// Sends what the libraries have to say to standard error.
-fn log(level: Level) {
+fn log(level: Level, environment: &Environment) {
     let filter = match level {
         Level::Off => LevelFilter::OFF,
         Level::Error => LevelFilter::ERROR,
@@ -75,6 +77,7 @@ fn log(level: Level) {
     tracing_subscriber::fmt()
         .with_max_level(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && environment.allows_style())
         .without_time()
         .with_target(false)
         .init();

@@ -1,11 +1,14 @@
 //! What the program leaves behind: files that are whole or absent, and standard output whose reader may go away.
 //!
 //! Invariant: the path that a [`WholeFile`] was made for changes only in [`WholeFile::finish`], and then to the whole
-//! content. Until then the content is in a file of another name beside it, which goes when the value is dropped.
+//! content. Until then the content is in a file of another name beside it, which goes when the value is dropped, and also
+//! when the fault guard ends the program. Links are followed: it is the file that they lead to that is replaced.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+
+use strata_gguf::sigbus::RemoveOnFault;
 
 use crate::failure::Failure;
 
@@ -18,12 +21,17 @@ pub struct WholeFile {
 }
 
 /// A file that is removed unless it was given its own name.
-struct Part(Option<PathBuf>);
+struct Part {
+    path: PathBuf,
+    named: bool,
+    /// For an end without drops.
+    _guard: RemoveOnFault,
+}
 
 impl Drop for Part {
     fn drop(&mut self) {
-        if let Some(path) = &self.0 {
-            let _ = fs::remove_file(path);
+        if !self.named {
+            let _ = fs::remove_file(&self.path);
         }
     }
 }
@@ -47,15 +55,23 @@ impl WholeFile {
             let writer = BufWriter::new(open(path, false)?);
             return Ok(WholeFile { path: path.to_owned(), part: None, writer });
         }
-        let Some(name) = path.file_name() else {
+        let is_link = fs::symlink_metadata(path).is_ok_and(|there| there.is_symlink());
+        let target = if is_link { fs::canonicalize(path) } else { Ok(path.to_owned()) };
+        let target = target.map_err(|error| cannot(path, "follow the link", &error))?;
+        let end = path.as_os_str().as_encoded_bytes();
+        // `file_name` overlooks what may follow: a slash, or `/.`.
+        let name = target.file_name().filter(|name| is_link || end.ends_with(name.as_encoded_bytes()));
+        let Some(name) = name else {
             return Err(Failure::failed(format!("{}: is not the name of a file", path.display())));
         };
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);
         hidden.push(format!(".{}.part", std::process::id()));
-        let beside = path.with_file_name(hidden);
+        let beside = target.with_file_name(hidden);
+        let guard = RemoveOnFault::new(&beside).map_err(|error| cannot(path, "write it", &error))?;
         let writer = BufWriter::with_capacity(1 << 20, open(&beside, true)?);
-        Ok(WholeFile { path: path.to_owned(), part: Some(Part(Some(beside))), writer })
+        let part = Part { path: beside, named: false, _guard: guard };
+        Ok(WholeFile { path: target, part: Some(part), writer })
     }
 
     /// Whether a file could be begun at `path`, so that this is known before the work for it.
@@ -75,10 +91,8 @@ impl WholeFile {
         let Some(part) = &mut self.part else { return Ok(()) };
         // Some file systems tell only now that there is no room.
         self.writer.get_ref().sync_all().map_err(|error| cannot(&self.path, "write it", &error))?;
-        if let Some(beside) = &part.0 {
-            fs::rename(beside, &self.path).map_err(|error| cannot(&self.path, "name it", &error))?;
-        }
-        part.0 = None;
+        fs::rename(&part.path, &self.path).map_err(|error| cannot(&self.path, "name it", &error))?;
+        part.named = true;
         Ok(())
     }
 }
@@ -153,6 +167,30 @@ mod tests {
         assert!(WholeFile::check(&missing).unwrap_err().to_string().contains("no/such/out.npy"));
         assert!(WholeFile::check(folder.path()).unwrap_err().to_string().contains("folder"));
         assert!(names(folder.path()).is_empty());
+        let dangling = folder.path().join("dangling");
+        std::os::unix::fs::symlink("absent", &dangling).unwrap();
+        let path = |end: &str| folder.path().join(end);
+        for path in [dangling, path("out.npy/"), path("out.npy/."), path("out.npy/.."), path("dangling/")] {
+            let error = WholeFile::check(&path).unwrap_err().to_string();
+            assert!(error.contains(&path.display().to_string()), "{error}");
+        }
+        assert_eq!(names(folder.path()), ["dangling"]);
+    }
+
+    /// Oracle: what a shell's `>` does: the link stays, the file behind it gets the content.
+    #[test]
+    fn a_link_stays_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (real, link) = (folder.path().join("deep/real.npy"), folder.path().join("link.npy"));
+        fs::create_dir(folder.path().join("deep")).unwrap();
+        fs::write(&real, "old").unwrap();
+        std::os::unix::fs::symlink("deep/real.npy", &link).unwrap();
+        let mut file = WholeFile::create(&link).unwrap();
+        file.write(b"new").unwrap();
+        file.finish().unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&real).unwrap(), b"new");
+        assert_eq!(names(&folder.path().join("deep")), ["real.npy"]);
     }
 
     /// Oracle: a device is no file to be replaced, and a full one is an error.

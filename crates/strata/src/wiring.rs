@@ -6,7 +6,7 @@
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use strata_cpu::Cpu;
 use strata_engine::{Engine, EngineConfig, Planned, SpawnIo};
@@ -22,6 +22,8 @@ use crate::{interrupt, progress};
 pub struct Machine {
     assignment: Assignment,
     limits: Limits,
+    /// All models in use.
+    models: Mutex<Vec<Arc<Model>>>,
 }
 
 impl Machine {
@@ -29,10 +31,11 @@ impl Machine {
     pub fn read(config: &Config) -> Result<Machine, Failure> {
         let topology = Topology::read();
         topology.notes().iter().for_each(|note| tracing::info!("{note}"));
+        let assigned = topology.assign(config.threads);
         let assignment =
-            topology.assign(config.threads).map_err(|why| Failure::usage(format!("--threads: {why}")))?;
+            assigned.map_err(|why| Failure::usage(format!("{}: {why}", config.name("threads"))))?;
         tracing::info!("{assignment}");
-        Ok(Machine { assignment, limits: limits(&topology) })
+        Ok(Machine { assignment, limits: limits(&topology), models: Mutex::default() })
     }
 
     /// What memory there is.
@@ -56,13 +59,13 @@ impl Machine {
 
     /// Plans a model without allocating anything.
     pub fn plan(&self, model: &Arc<Model>, config: &Config) -> Result<Planned, Failure> {
-        check_context(model, &config.engine)?;
+        check_context(model, &config.engine, config)?;
         Ok(Engine::plan(model, &config.engine, &self.limits, &self.backend(config)?)?)
     }
 
     /// Loads a model, with a progress bar over what has to be copied. `engine` may differ from the configuration's own.
     pub fn load(&self, model: Model, engine: &EngineConfig, config: &Config) -> Result<Engine, Failure> {
-        check_context(&model, engine)?;
+        check_context(&model, engine, config)?;
         let mut bar = None;
         let mut observe = |loaded: strata_engine::Progress| {
             let bar = bar.get_or_insert_with(|| progress::bytes(config.quiet, loaded.of, "loading"));
@@ -70,24 +73,33 @@ impl Machine {
             if interrupt::raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let backend = self.backend(config)?;
-        let engine =
-            Engine::load(Arc::new(model), engine, &self.limits, backend, self.spawn_io(), &mut observe);
+        let model = Arc::new(model);
+        self.models.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&model));
+        let engine = Engine::load(model, engine, &self.limits, backend, self.spawn_io(), &mut observe);
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
         if interrupt::raised() { Err(Failure::Interrupted) } else { Ok(engine?) }
     }
+
+    /// Why work failed: if a model's file has changed meanwhile, then that is why, whatever it led to.
+    fn reason(&self, failure: Failure) -> Failure {
+        let Failure::Failed(_) = failure else { return failure };
+        let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        match models.iter().try_for_each(|model| model.gguf.unchanged()) {
+            Err(changed @ strata_gguf::Error::Changed { .. }) => Failure::Changed(changed),
+            _ => failure,
+        }
+    }
 }
 
 /// That the model allows the context asked for.
-fn check_context(model: &Model, engine: &EngineConfig) -> Result<(), Failure> {
+fn check_context(model: &Model, engine: &EngineConfig, config: &Config) -> Result<(), Failure> {
     let most = model.hyper.context;
     match engine.context {
         Some(asked) if asked > most => {
-            let file = model.gguf.path().display();
-            Err(Failure::usage(format!(
-                "--context {asked} is more than the {most} tokens that {file} allows"
-            )))
+            let (name, file) = (config.name("context"), model.gguf.path().display());
+            Err(Failure::usage(format!("{name} is {asked}, more than the {most} tokens that {file} allows")))
         }
         _ => Ok(()),
     }
@@ -122,10 +134,12 @@ fn limits(topology: &Topology) -> Limits {
 /// Runs `work` on a thread of its own that has the driver's role, and waits for it.
 pub fn on_driver<T: Send + 'static>(
     machine: Machine,
-    work: impl FnOnce(Machine) -> Result<T, Failure> + Send + 'static,
+    work: impl FnOnce(&Machine) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
     let set = machine.assignment.set(Role::Driver).clone();
-    let thread = spawn(Role::Driver, &set, "driver", move || work(machine))
-        .map_err(|error| Failure::failed(format!("the system refuses a thread: {error}")))?;
+    let thread = spawn(Role::Driver, &set, "driver", move || {
+        work(&machine).map_err(|failure| machine.reason(failure))
+    })
+    .map_err(|error| Failure::failed(format!("the system refuses a thread: {error}")))?;
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }

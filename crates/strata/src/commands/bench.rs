@@ -10,9 +10,10 @@ use serde_json::json;
 use strata_backend::{Counters, Family};
 use strata_engine::{Engine, EngineConfig, Wants};
 
+use super::counted;
 use crate::args::BenchArgs;
 use crate::config::Config;
-use crate::failure::Failure;
+use crate::failure::{Failure, warn};
 use crate::output::{print, print_json};
 use crate::progress;
 use crate::wiring::{Machine, open};
@@ -29,7 +30,9 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
     let model = open(&args.model)?;
     let (vocab, most) = (model.hyper.vocab, model.hyper.context);
     if longest > most {
-        return Err(Failure::usage(format!("{longest} tokens don't fit the model's context of {most}")));
+        let flag = if args.generate == longest { "--gen" } else { "--prompt" };
+        let tokens = counted(longest as u64, "token");
+        return Err(Failure::usage(format!("{flag}: {tokens} don't fit the model's context of {most}")));
     }
     let wanted = EngineConfig { context: Some(longest), ..config.engine.clone() };
     let mut engine = machine.load(model, &wanted, config)?;
@@ -37,19 +40,25 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
     let tokens = tokens(longest, vocab);
     let bar = progress::steps(config.quiet, (kinds.len() * (args.reps + 1)) as u64, "", "rounds");
     let mut results = Vec::new();
+    let mut sane = true;
     for kind in kinds {
         bar.set_message(kind.name());
-        round(&mut engine, kind, &tokens)?;
+        // Looking at logits takes time, so only the round that isn't measured does it.
+        round(&mut engine, kind, &tokens, &mut |logits| sane &= logits.iter().any(|x| x.is_finite()))?;
         bar.inc(1);
         engine.take_counters();
         let mut seconds = Vec::new();
         for _ in 0..args.reps {
-            seconds.push(round(&mut engine, kind, &tokens)?);
+            seconds.push(round(&mut engine, kind, &tokens, &mut |_| ())?);
             bar.inc(1);
         }
         results.push(Measured::new(kind, &mut seconds, &engine.take_counters(), args.reps));
     }
     bar.finish_and_clear();
+    if !sane {
+        let file = args.model.display();
+        warn(format_args!("{file}: gives no finite logits: the file is damaged, or its values overflow"));
+    }
 
     let name = engine.backend();
     if args.json {
@@ -65,7 +74,7 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
             "results": results,
         }));
     }
-    let mut out = format!("{}\n{name}, {} repetitions\n", args.model.display(), args.reps);
+    let mut out = format!("{}\n{name}, {}\n", args.model.display(), counted(args.reps as u64, "repetition"));
     results.iter().for_each(|result| out += &result.as_text());
     print(&out)
 }
@@ -102,16 +111,21 @@ fn tokens(count: usize, vocab: usize) -> Vec<u32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// One round's seconds.
-fn round(engine: &mut Engine, kind: Kind, tokens: &[u32]) -> Result<f64, Failure> {
+/// One round's seconds. `look` gets the logits.
+fn round(
+    engine: &mut Engine,
+    kind: Kind,
+    tokens: &[u32],
+    look: &mut dyn FnMut(&[f32]),
+) -> Result<f64, Failure> {
     let seq = engine.open()?;
     let tokens = &tokens[..kind.tokens()];
     let started = Instant::now();
     match kind {
-        Kind::Prompt(_) => engine.forward(seq, tokens, Wants::Last, &mut |_, _| ())?,
+        Kind::Prompt(_) => engine.forward(seq, tokens, Wants::Last, &mut |_, logits| look(logits))?,
         Kind::Answer(_) => {
             for token in tokens.chunks(1) {
-                engine.forward(seq, token, Wants::Last, &mut |_, _| ())?;
+                engine.forward(seq, token, Wants::Last, &mut |_, logits| look(logits))?;
             }
         }
     }

@@ -4,7 +4,7 @@
 //! [`is_complete`].
 
 use std::borrow::Cow;
-use std::io::{BufRead, IsTerminal};
+use std::io::{BufRead, ErrorKind, IsTerminal};
 use std::path::PathBuf;
 
 use rustyline::completion::Completer;
@@ -52,7 +52,7 @@ pub fn run(
     }
     loop {
         let text = match lines.next()? {
-            Input::End => return lines.close(),
+            Input::End => return Ok(()),
             Input::Nothing => continue,
             Input::Text(text) => text,
         };
@@ -70,7 +70,15 @@ pub fn run(
                 warn(format_args!("{command} is no command; /help shows those there are"))
             }
             Said::Question(question) => {
-                let mut asked = match chat.ask(template, engine, question, &manner) {
+                // Through a pipe every signal ends the program, so none is forgotten.
+                if typed {
+                    interrupt::clear();
+                }
+                let asked = chat.ask(template, engine, question, &manner);
+                if !typed && interrupt::raised() {
+                    return Err(Failure::Interrupted);
+                }
+                let mut asked = match asked {
                     Ok(asked) => asked,
                     Err(ChatError::Engine(error @ EngineError::TooLong { .. })) if typed => {
                         say(format_args!("{error}; or /reset begins anew"));
@@ -78,7 +86,7 @@ pub fn run(
                     }
                     Err(error) => return Err(error.into()),
                 };
-                interrupt::clear();
+                interrupt::pass_on();
                 let mut printer = Printer::new(environment);
                 let delivered =
                     deliver(engine, &mut asked.answer, &mut |part, text| printer.show(part, text));
@@ -204,21 +212,27 @@ impl Lines {
                     Ok(Input::Nothing)
                 }
                 Err(ReadlineError::Eof) => Ok(Input::End),
+                // The editor gives the line up, and the next one is as good as any.
+                Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                    warn("what was typed is not UTF-8 text and is forgotten");
+                    Ok(Input::Nothing)
+                }
                 Err(error) => Err(Failure::failed(format!("cannot read from the terminal: {error}"))),
             },
-            Lines::Piped => piped(&mut std::io::stdin().lock()),
+            Lines::Piped => interrupt::or_end(|| piped(&mut std::io::stdin().lock())),
         }
     }
+}
 
-    /// Remembers what was typed.
-    fn close(self) -> Result<(), Failure> {
-        let Lines::Typed { mut editor, history: Some(path) } = self else { return Ok(()) };
+impl Drop for Lines {
+    /// Remembers what was typed, however the chat ends.
+    fn drop(&mut self) {
+        let Lines::Typed { editor, history: Some(path) } = self else { return };
         let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        let saved = folder.map_err(ReadlineError::from).and_then(|()| editor.append_history(&path));
+        let saved = folder.map_err(ReadlineError::from).and_then(|()| editor.append_history(path));
         if let Err(error) = saved {
             warn(format_args!("{}: what was typed cannot be kept: {error}", path.display()));
         }
-        Ok(())
     }
 }
 

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use serde_json::{Value as Json, json};
 use strata_engine::EngineConfig;
-use strata_engine::eval::{Comparison, Cut, Observer, Perplexity, compare, perplexity};
+use strata_engine::eval::{Comparison, Cut, EvalError, Observer, Perplexity, compare, perplexity};
 use strata_model::Model;
 
+use super::counted;
 use super::run::{read_stdin, utf8};
 use crate::args::EvalArgs;
 use crate::config::Config;
@@ -16,14 +17,40 @@ use crate::progress;
 use crate::wiring::{Machine, open};
 
 pub fn run(args: &EvalArgs, config: &Config, machine: &Machine) -> Result<(), Failure> {
-    let text = read_text(&args.text)?;
     let cut = Cut { window: args.context, limit: args.windows };
+    match cut.windows(usize::MAX) {
+        Err(EvalError::Window(tokens)) => {
+            let why =
+                format!("--context is {tokens}, but must be at least 3: a smaller window scores nothing");
+            return Err(Failure::usage(why));
+        }
+        Err(EvalError::NoWindows) => return Err(Failure::usage("--windows is 0, but must be at least 1")),
+        _ => {}
+    }
+    let text = read_text(&args.text)?;
     let model = open(&args.model)?;
     // Control tokens in the text are text, like everything else in it.
     let encode = |model: &Model| model.tokenizer.encode(&text, false);
     let tokens = encode(&model)?;
-    let windows = cut.windows(tokens.len())?;
     let other = args.against.as_deref().map(open).transpose()?;
+    let windows = cut.windows(tokens.len()).map_err(|error| match error {
+        EvalError::TooShort { tokens, window } => {
+            let (text, tokens) = (source(&args.text), counted(tokens as u64, "token"));
+            Failure::failed(format!(
+                "{text} has {tokens}, fewer than one window of {window}: give a longer text or a smaller --context"
+            ))
+        }
+        error => error.into(),
+    })?;
+    for model in [Some(&model), other.as_ref()].into_iter().flatten() {
+        let (file, most) = (model.gguf.path().display(), model.hyper.context);
+        if args.context > most {
+            let asked = args.context;
+            return Err(Failure::usage(format!(
+                "--context {asked} is more than the {most} tokens that {file} allows"
+            )));
+        }
+    }
     if let Some(other) = &other
         && encode(other)? != tokens
     {
@@ -56,21 +83,34 @@ pub fn run(args: &EvalArgs, config: &Config, machine: &Machine) -> Result<(), Fa
     }
 }
 
+/// What to call the text.
+fn source(path: &Path) -> String {
+    if path == Path::new("-") { "standard input".into() } else { path.display().to_string() }
+}
+
 fn read_text(path: &Path) -> Result<String, Failure> {
-    if path == Path::new("-") {
-        return read_stdin();
+    let name = source(path);
+    let text = if path == Path::new("-") {
+        read_stdin()?
+    } else {
+        let bytes = std::fs::read(path)
+            .map_err(|error| Failure::failed(format!("{name}: cannot read it: {error}")))?;
+        utf8(bytes, &name)?
+    };
+    if text.is_empty() {
+        return Err(Failure::failed(format!("{name} is empty: there is nothing to score")));
     }
-    let name = path.display();
-    let bytes =
-        std::fs::read(path).map_err(|error| Failure::failed(format!("{name}: cannot read it: {error}")))?;
-    utf8(bytes, &name.to_string())
+    Ok(text)
 }
 
 fn as_text(args: &EvalArgs, windows: usize, own: &Perplexity, comparison: Option<&Comparison>) -> String {
     let window = args.context;
     let mut out = format!(
-        "perplexity    {:.4} ± {:.4}   ({} tokens in {windows} windows of {window})\n",
-        own.value, own.error, own.tokens
+        "perplexity    {:.4} ± {:.4}   ({} in {} of {window})\n",
+        own.value,
+        own.error,
+        counted(own.tokens, "token"),
+        counted(windows as u64, "window")
     );
     if let (Some(Comparison { other, divergence, agreement, agreement_error, .. }), Some(path)) =
         (comparison, &args.against)

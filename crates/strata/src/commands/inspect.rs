@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value as Json, json};
 use strata_gguf::{Array, Gguf, Metadata, TensorInfo, Value};
 
+use super::counted;
 use crate::args::InspectArgs;
 use crate::failure::Failure;
 use crate::output::{print, print_json};
@@ -171,8 +172,8 @@ fn write_text(out: &mut String, gguf: &Gguf, tensors: bool) -> std::fmt::Result 
     }
     writeln!(
         out,
-        "{} tensors, {} values, {} of data, {:.2} bits per value",
-        all.tensors,
+        "{}, {} values, {} of data, {:.2} bits per value",
+        counted(all.tensors, "tensor"),
         count(all.values),
         size(all.bytes),
         all.bits()

@@ -1,8 +1,11 @@
 //! `strata logits`: every token's logits in a `.npy` file, for checking against other engines.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use strata_engine::{EngineConfig, Wants};
+use strata_gguf::Gguf;
 
 use crate::args::LogitsArgs;
 use crate::config::Config;
@@ -22,6 +25,7 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
     interrupt::catch(interrupt::ENDINGS)?;
     WholeFile::check(&args.out)?;
     let model = open(&args.model)?;
+    check_is_not_model(&args.out, &model.gguf)?;
     let (vocab, most) = (model.hyper.vocab, model.hyper.context);
     if ids.len() > most {
         return Err(Failure::failed(format!(
@@ -39,13 +43,10 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
     out.write(&npy_header(rows, vocab))?;
     let bar = progress::steps(config.quiet, rows as u64, "logits", "tokens");
     let mut failed = None;
-    // Reading forgets earlier cancellations.
-    if interrupt::raised() {
-        return Err(Failure::Interrupted);
-    }
     let wants = if args.mtp { Wants::Draft } else { Wants::All };
     let read = engine.forward(seq, &ids, wants, &mut |_, logits| {
         bar.inc(1);
+        interrupt::pass_on();
         if failed.is_none()
             && let Err(failure) = out.write(&little_endian(logits))
         {
@@ -64,6 +65,20 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
     out.finish()
 }
 
+/// That the array wouldn't replace a file of the model, under whatever name.
+fn check_is_not_model(out: &Path, gguf: &Gguf) -> Result<(), Failure> {
+    let Ok(there) = fs::metadata(out) else { return Ok(()) };
+    for shard in gguf.shards() {
+        let part = shard.file.metadata()?;
+        if (part.dev(), part.ino()) == (there.dev(), there.ino()) {
+            let (out, model) = (out.display(), shard.path.display());
+            let why = format!("--out {out} is the model's own file {model}; give the array another name");
+            return Err(Failure::usage(why));
+        }
+    }
+    Ok(())
+}
+
 fn little_endian(row: &[f32]) -> Vec<u8> {
     row.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
@@ -71,7 +86,7 @@ fn little_endian(row: &[f32]) -> Vec<u8> {
 /// Token ids from the flag itself, or from the file behind `@`.
 fn read_ids(flag: &str) -> Result<Vec<u32>, Failure> {
     let Some(path) = flag.strip_prefix('@') else { return parse_ids(flag, "--ids") };
-    let text = std::fs::read_to_string(Path::new(path))
+    let text = fs::read_to_string(Path::new(path))
         .map_err(|error| Failure::failed(format!("{path}: cannot read token ids from it: {error}")))?;
     parse_ids(&text, path)
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 use strata_plan::{Category, Place, Plan};
 
+use super::counted;
 use crate::args::PlanArgs;
 use crate::config::Config;
 use crate::failure::Failure;
@@ -46,10 +47,10 @@ pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Fa
     } else {
         let kv = spec.kv.name();
         let mut out = format!(
-            "context {} tokens, window {} tokens, keys and values {kv}, {} threads, {}\n\n{}\n",
-            spec.context,
-            spec.window,
-            machine.threads(),
+            "context {}, window {}, keys and values {kv}, {}, {}\n\n{}\n",
+            counted(spec.context as u64, "token"),
+            counted(spec.window as u64, "token"),
+            counted(machine.threads() as u64, "thread"),
             config.isa,
             table(plan)
         );

@@ -25,7 +25,7 @@ pub fn run(
     let prompt = args.prompt.as_deref().map(|prompt| read_prompt(prompt, args.raw)).transpose()?;
     let model = open(&args.model)?;
     let sampling = config.sampling(Sampling::recommended(model.gguf.metadata())?);
-    sampling.validate(model.hyper.vocab).map_err(|why| Failure::usage(why.to_string()))?;
+    sampling.validate(model.hyper.vocab).map_err(|why| config.out_of_range(&why))?;
     if !args.raw {
         check_template(&model, config)?;
     }
@@ -41,7 +41,12 @@ pub fn run(
         return commands::chat::run(&mut engine, seq, manner, config, environment);
     };
 
-    let mut question = ask(args, config, &mut engine, seq, &manner, &prompt)?;
+    let asked = ask(args, config, &mut engine, seq, &manner, &prompt);
+    // To be asked forgets earlier cancellations.
+    if interrupt::raised() {
+        return Err(Failure::Interrupted);
+    }
+    let mut question = asked?;
     let mut printer = Printer::new(environment);
     let outcome = deliver(&mut engine, &mut question.answer, &mut |part, text| match args.json {
         true => Ok(()),

@@ -2,14 +2,15 @@
 
 use strata_synth::{Geometry, Mix, Options, SynthError};
 
+use super::counted;
 use crate::args::SynthArgs;
 use crate::config::Config;
 use crate::failure::{Failure, say};
 use crate::{interrupt, progress};
 
 pub fn run(args: &SynthArgs, config: &Config) -> Result<(), Failure> {
-    let geometry = Geometry::named(&args.geometry)?;
-    let formats = args.formats.parse::<Mix>()?;
+    let geometry = Geometry::named(&args.geometry).map_err(refused)?;
+    let formats = args.formats.parse::<Mix>().map_err(refused)?;
     let options = Options {
         ngram_rows: args.ngram_rows,
         router_skew: args.router_skew,
@@ -29,14 +30,30 @@ pub fn run(args: &SynthArgs, config: &Config) -> Result<(), Failure> {
     bar.finish_and_clear();
     match made {
         Err(SynthError::Cancelled(_)) => Err(Failure::Interrupted),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(refused(error)),
         Ok(made) => {
             if !config.quiet {
                 let files: Vec<String> = made.files.iter().map(|file| file.display().to_string()).collect();
                 let gib = made.bytes as f64 / (1u64 << 30) as f64;
-                say(format_args!("{}: {} tensors, {gib:.2} GiB", files.join(", "), made.tensors));
+                let tensors = counted(made.tensors as u64, "tensor");
+                say(format_args!("{}: {tensors}, {gib:.2} GiB", files.join(", ")));
             }
             Ok(())
         }
+    }
+}
+
+/// Tells flags that make no sense from work that failed.
+fn refused(error: SynthError) -> Failure {
+    match error {
+        SynthError::NoSuchGeometry(_) => Failure::usage(format!("--geometry: {error}")),
+        SynthError::NoSuchMix { .. } => Failure::usage(format!("--formats: {error}")),
+        SynthError::Skew(_) => Failure::usage(format!("--router-skew: {error}")),
+        SynthError::ShardSize => Failure::usage(format!("--split: {error}")),
+        SynthError::TableRows { .. } | SynthError::NoTable(_) => Failure::usage(error.to_string()),
+        SynthError::Gguf(strata_gguf::Error::Exists { file }) => Failure::failed(format!(
+            "{file}: already exists; remove it, choose another name, or give --force to replace it"
+        )),
+        error => error.into(),
     }
 }

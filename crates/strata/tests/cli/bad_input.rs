@@ -72,7 +72,7 @@ fn prompts_that_cannot_be_answered() {
         let args = [&["run", &model, &long, "--context", "64"], raw].concat();
         place.run(&args).badly(1, &["context of 64", "--context"]);
     }
-    place.run(&["run", &model, "x", "--logit-bias", "999999=1"]).badly(2, &["logit_bias", "999999"]);
+    place.run(&["run", &model, "x", "--logit-bias", "999999=1"]).badly(2, &["--logit-bias", "999999"]);
     place.run(&["run", &model, "x", "--context", "0"]).badly(2, &["--context"]);
     place.run(&["run", &model, "x", "--context", "999999"]).badly(2, &["999999", "8192"]);
     assert!(place.files().is_empty());
@@ -99,9 +99,17 @@ fn texts_that_cannot_be_scored() {
     let place = Place::new();
     let model = pebble();
     let short = place.write("short.txt", "A short text.");
-    place.run(&["eval", &model, &short]).badly(1, &["512", "fewer"]);
-    place.run(&["eval", &model, &short, "--context", "2"]).badly(1, &["at least 3"]);
+    place.run(&["eval", &model, &short]).badly(1, &["short.txt", "512", "fewer"]);
+    place.run_with(&["eval", &model, "-"], b"A short text.").badly(1, &["standard input", "512", "fewer"]);
+    for window in ["0", "1", "2"] {
+        let args = ["eval", &model, &short, "--context", window];
+        place.run(&args).badly(2, &["--context", window, "at least 3"]);
+    }
+    place.run(&["eval", &model, &short, "--windows", "0"]).badly(2, &["--windows", "at least 1"]);
     place.run(&["eval", &model, &short, "--context", "99999"]).badly(1, &["fewer"]);
+    let empty = place.write("empty.txt", "");
+    place.run(&["eval", &model, &empty]).badly(1, &["empty.txt", "is empty"]);
+    place.run_with(&["eval", &model, "-"], b"").badly(1, &["standard input", "is empty"]);
     place.run(&["eval", &model, "absent.txt"]).badly(1, &["absent.txt"]);
     let binary = place.write("binary.txt", b"text \xff\xfe");
     place.run(&["eval", &model, &binary]).badly(1, &["binary.txt", "UTF-8"]);
@@ -131,7 +139,7 @@ fn a_disk_that_fills_up() {
     let place = Place::new();
     let (model, out) = (golden("tiny/tiny.gguf"), place.name("out.npy"));
     let limited = |args: &[&str]| {
-        let script = "trap '' XFSZ; ulimit -f 64; exec \"$0\" \"$@\"";
+        let script = "ulimit -f 64; exec \"$0\" \"$@\"";
         let mut shell = Command::new("sh");
         shell.args(["-c", script]).arg(cargo_bin!("strata")).args(args).env_clear();
         Ended::of(shell.stdin(Stdio::null()).output().unwrap())

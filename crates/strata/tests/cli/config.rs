@@ -34,9 +34,35 @@ fn mistakes_are_usage_errors() {
     place.run(&["plan", &model, "--config", "absent.toml"]).badly(2, &["absent.toml"]);
     place.run(&["plan", &model, "--isa", "mmx"]).badly(2, &["--isa", "mmx", "scalar"]);
     place.run(&["plan", &model, "--threads", "99999"]).badly(2, &["--threads", "99999"]);
-    place.run(&["run", &model, "x", "--top-p", "2"]).badly(2, &["top_p", "2"]);
+    place.run(&["run", &model, "x", "--top-p", "2"]).badly(2, &["--top-p", "2"]);
+    place.run(&["run", &model, "x", "--temperature", "-1"]).badly(2, &["--temperature", "-1", "at least 0"]);
+    place.run(&["run", &model, "x", "--logit-bias", "3=nan"]).badly(2, &["--logit-bias", "token 3"]);
+    place
+        .run(&["run", &model, "x", "--logit-bias", "384=1"])
+        .badly(2, &["--logit-bias", "token 384", "below 384"]);
+    let zero = place.write("zero.toml", "context = 0\n");
+    place.run(&["plan", &model, "--config", &zero]).badly(2, &["zero.toml", "`context`", "at least 1"]);
+    let large = place.write("large.toml", "context = 513\n");
+    place.run(&["plan", &model, "--config", &large]).badly(2, &["large.toml", "`context`", "513", "512"]);
     place.set("STRATA_THREADS", "many");
     place.run(&["plan", &model]).badly(2, &["STRATA_THREADS", "many"]);
+}
+
+/// Oracle: no escape character where nobody sees colours.
+#[test]
+fn a_log_in_a_pipe_has_no_colours() {
+    let ended = Place::new().run(&["plan", &golden("tiny/tiny.gguf"), "--log", "debug"]);
+    assert!(ended.err.contains("INFO") && !ended.err.contains('\u{1b}'), "{ended:?}");
+}
+
+/// Oracle: nothing but biases can leave nothing here.
+#[test]
+fn biases_that_bar_everything_are_named() {
+    let place = Place::new();
+    let all = (0..384).map(|token| format!("[{token}, -inf]")).collect::<Vec<_>>().join(", ");
+    let file = place.write("all.toml", format!("logit_bias = [{all}]\n"));
+    let args = ["run", &golden("tiny/tiny.gguf"), "x", "--raw", "--greedy", "--config", &file];
+    place.run(&args).badly(1, &["bias"]);
 }
 
 /// Oracle: a misspelt variable is said, and does nothing.
@@ -57,6 +83,12 @@ fn help_reads() {
     for part in ["run", "logits", "eval", "bench", "inspect", "plan", "synth", "Exit codes", "130", "STRATA_"]
     {
         assert!(help.contains(part), "no `{part}` in {help}");
+    }
+    // Wrapped by the terminal's width only: a line is left short where the next word doesn't fit.
+    let lines: Vec<&str> = help.lines().skip_while(|line| !line.starts_with("Configuration:")).collect();
+    for pair in lines.windows(2).filter(|pair| !pair[0].is_empty() && !pair[1].is_empty()) {
+        let word = pair[1].split(' ').next().unwrap();
+        assert!(pair[0].len() + 1 + word.len() > 100, "{pair:?}");
     }
     for command in ["run", "logits", "eval", "bench", "inspect", "plan", "synth"] {
         let help = place.run(&[command, "--help"]).well();

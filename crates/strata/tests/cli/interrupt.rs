@@ -1,6 +1,7 @@
 //! Ctrl-C: the documented exit code, and nothing half-written.
 
-use std::io::{BufRead, BufReader, Read};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::Duration;
@@ -13,7 +14,7 @@ fn interrupt(child: &Child) {
 }
 
 /// Waits until the program has begun to write.
-fn wait_for_files(child: &mut Child, place: &Place, count: usize) {
+pub fn wait_for_files(child: &mut Child, place: &Place, count: usize) {
     while place.files().len() < count {
         assert_eq!(child.try_wait().unwrap(), None, "it ended before it wrote anything");
         sleep(Duration::from_millis(2));
@@ -75,6 +76,63 @@ fn leaves_no_half_of_an_array() {
     let ended = Ended::of(child.wait_with_output().unwrap());
     assert_eq!(ended.code, Some(130), "{ended:?}");
     assert_eq!(place.files(), ["ids.txt"]);
+}
+
+/// Oracle: the documented exit code, while the program waits for a pipe that stays open and says nothing: in the middle of a
+/// message and between two.
+#[test]
+fn ends_a_conversation_that_waits() {
+    for input in ["/help\n", "/help\nbegun \\\n"] {
+        let mut child = Place::new().start(&["run", &pebble(), "--quiet"]);
+        let mut pipe = child.stdin.take().unwrap();
+        pipe.write_all(input.as_bytes()).unwrap();
+        let mut line = String::new();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        out.read_line(&mut line).unwrap();
+        assert!(line.contains("/help"), "{line}");
+        interrupt(&child);
+        let ended = Ended::of(child.wait_with_output().unwrap());
+        assert_eq!((ended.code, ended.err.as_str()), (Some(130), ""));
+        drop(pipe);
+    }
+}
+
+/// A prompt that takes long to be cut into tokens, and is too long then.
+fn long() -> Vec<u8> {
+    let mut text = "the sea is wide and the wind is cold, ".repeat(50_000).into_bytes();
+    text.push(b'\n');
+    text
+}
+
+/// Oracle: the documented exit code, not that of a prompt that is too long: nobody waits for the answer any more.
+#[test]
+fn is_not_lost_while_a_prompt_is_cut() {
+    let place = Place::new();
+    let mut child = place.start(&["run", &pebble(), "-", "--raw", "--quiet"]);
+    child.stdin.take().unwrap().write_all(&long()).unwrap();
+    // It catches signals by a thread.
+    let threads = format!("/proc/{}/task", child.id());
+    let catches = || {
+        let threads = fs::read_dir(&threads).unwrap().map(|thread| thread.unwrap().path().join("comm"));
+        threads.map(fs::read_to_string).any(|name| name.is_ok_and(|name| name.trim() == "signals"))
+    };
+    while !catches() {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended before it caught signals");
+        sleep(Duration::from_millis(1));
+    }
+    interrupt(&child);
+    let ended = Ended::of(child.wait_with_output().unwrap());
+    assert_eq!((ended.code, ended.err.as_str()), (Some(130), ""));
+
+    let mut child = place.start(&["run", &pebble(), "--quiet"]);
+    let mut pipe = child.stdin.take().unwrap();
+    pipe.write_all(b"/help\n").unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 4]).unwrap();
+    pipe.write_all(&long()).unwrap();
+    interrupt(&child);
+    let ended = Ended::of(child.wait_with_output().unwrap());
+    assert_eq!((ended.code, ended.err.as_str()), (Some(130), ""));
+    drop(pipe);
 }
 
 /// Oracle: a conversation through a pipe ends with its input, not before.

@@ -7,7 +7,8 @@ use npyz::NpyFile;
 use strata_testkit::distance;
 use strata_testkit::golden::Npz;
 
-use crate::program::{Place, golden};
+use crate::interrupt::wait_for_files;
+use crate::program::{Ended, Place, golden, pebble};
 
 fn read(path: &Path) -> (Vec<u64>, Vec<f32>) {
     let npy = NpyFile::new(fs::File::open(path).unwrap()).unwrap();
@@ -59,6 +60,37 @@ fn have_the_same_bits_in_every_form() {
         assert!(make(&ids, flags) == plain, "{flags:?}");
     }
     assert!(make(&ids, &["--kv", "f32"]) != plain);
+}
+
+/// Oracle: the model's bytes, under each of its names.
+#[test]
+fn never_replace_the_model() {
+    let place = Place::new();
+    let bytes = fs::read(golden("tiny/tiny.gguf")).unwrap();
+    let model = place.write("model.gguf", &bytes);
+    fs::hard_link(&model, place.path("hard.gguf")).unwrap();
+    std::os::unix::fs::symlink("model.gguf", place.path("soft.gguf")).unwrap();
+    for out in ["model.gguf", "./model.gguf", "hard.gguf", "soft.gguf"] {
+        place.run(&["logits", &model, "--ids", "1,2", "--out", out]).badly(2, &[out, "model.gguf", "--out"]);
+        assert!(fs::read(place.path(out)).unwrap() == bytes);
+    }
+    assert_eq!(place.files(), ["hard.gguf", "model.gguf", "soft.gguf"]);
+}
+
+/// Oracle: the sentence, the documented exit code, and only the files of before.
+#[test]
+fn a_model_that_shrinks_leaves_no_half_of_an_array() {
+    let place = Place::new();
+    let model = place.name("model.gguf");
+    fs::copy(pebble(), &model).unwrap();
+    let ids = (0..8000).map(|i| (i % 12_000).to_string()).collect::<Vec<_>>().join(",");
+    let ids = format!("@{}", place.write("ids.txt", ids));
+    let flags = ["logits", &model, "--ids", &ids, "--out", &place.name("out.npy"), "--window", "16"];
+    let mut child = place.start(&flags);
+    wait_for_files(&mut child, &place, 3);
+    fs::OpenOptions::new().write(true).open(&model).unwrap().set_len(4096).unwrap();
+    Ended::of(child.wait_with_output().unwrap()).badly(74, &["model.gguf"]);
+    assert_eq!(place.files(), ["ids.txt", "model.gguf"]);
 }
 
 /// Oracle: the file that was there before, untouched, and no other.

@@ -32,13 +32,20 @@ fn refuses_what_makes_no_sense() {
     let synth = |geometry: &str, formats: &str, more: &[&str]| {
         place.run(&[&["synth", &out, "--geometry", geometry, "--formats", formats], more].concat())
     };
-    synth("huge", "f32", &[]).badly(1, &["huge", "flash-next"]);
-    synth("tiny", "q9", &[]).badly(1, &["q9", "ud-iq3_xxs"]);
-    synth("tiny", "f32", &["--router-skew", "9"]).badly(1, &["9"]);
-    assert_eq!(synth("tiny", "f32", &["--split", "5X"]).code, Some(2));
+    synth("huge", "f32", &[]).badly(2, &["--geometry", "huge", "flash-next"]);
+    synth("tiny", "q9", &[]).badly(2, &["--formats", "q9", "ud-iq3_xxs"]);
+    for skew in ["9", "0", "-1", "nan", "1e9"] {
+        synth("tiny", "f32", &["--router-skew", skew]).badly(2, &["--router-skew", "above 0"]);
+    }
+    synth("tiny", "f32", &["--ngram-rows", "0"]).badly(2, &["--ngram-rows"]);
+    synth("tiny", "f32", &["--threads", "0"]).badly(2, &["--threads", "at least 1"]);
+    for size in ["5X", "0", "-1"] {
+        let ended = synth("tiny", "f32", &["--split", size]);
+        assert!(ended.code == Some(2) && ended.err.contains("--split"), "{ended:?}");
+    }
     assert!(place.files().is_empty());
     fs::write(&out, "mine").unwrap();
-    synth("tiny", "f32", &[]).badly(1, &["out.gguf"]);
+    synth("tiny", "f32", &[]).badly(1, &["out.gguf", "--force"]);
     assert_eq!(fs::read(&out).unwrap(), b"mine");
     synth("tiny", "f32", &["--force"]).well();
     assert!(fs::read(&out).unwrap().starts_with(b"GGUF"));
