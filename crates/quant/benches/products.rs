@@ -3,8 +3,8 @@
 //!     cargo bench -p strata-quant
 //!     cargo bench -p strata-quant -- one_column --sample-count 20
 //!
-//! Items are blocks of 32 weights in `one_column` and `beyond_cache`: cycles per block are the clock rate over items a second.
-//! In `many_columns` they are multiply-adds.
+//! Items are blocks of 32 weights in `one_column` and `beyond_cache`: cycles per block are the clock rate
+//! over items a second. In `many_columns` they are multiply-adds.
 
 use std::sync::OnceLock;
 

@@ -1,11 +1,11 @@
 //! Activations as block-format products want them: quantised per 32 values, once, for all matrices they meet.
 //!
-//! Owns the quantisation rule and the layouts: columns one after the other, and, where there are at least [`WIDE_FROM`] and
-//! the build has vector paths, the same packed in groups for kernels whose lanes are columns. Keeps no f32 copy: float
-//! weights take f32 columns ([`Columns::Float`](crate::Columns)).
+//! Owns the quantisation rule and the layouts: columns one after the other, and, where there are at least
+//! [`WIDE_FROM`] and the build has vector paths, the same packed in groups for kernels whose lanes are
+//! columns. Keeps no f32 copy: float weights take f32 columns ([`Columns::Float`](crate::Columns)).
 //!
-//! Invariant: nothing is allocated after [`Activations::new`]; in every block either all `q` are 0 and `d` is 0 or NaN, or
-//! `d >= 2^-107` and some `q` is 127 or -127. Padding, of columns and of groups, is zero.
+//! Invariant: nothing is allocated after [`Activations::new`]; in every block either all `q` are 0 and `d` is
+//! 0 or NaN, or `d >= 2^-107` and some `q` is 127 or -127. Padding, of columns and of groups, is zero.
 
 use crate::aligned::Aligned;
 use crate::block::Column;
@@ -23,7 +23,8 @@ pub(crate) const GROUP: usize = 16;
 /// The fewest columns that are packed.
 pub(crate) const WIDE_FROM: usize = 6;
 
-/// Columns start at multiples of this many values, so that a vector of two blocks may be read at the last one.
+/// Columns start at multiples of this many values, so that a vector of two blocks may be read at the last
+/// one.
 const STRIDE: usize = 64;
 
 /// Quantised columns (tokens) of one length. Reused from product to product; see [`Activations::quantise`].
@@ -109,7 +110,8 @@ impl Activations {
         &self.sums[col * (self.k / 16)..][..self.k / 16]
     }
 
-    /// Replaces the columns by `x`, `[cols][k]`. Contract: "Activations"; in a block that isn't finite, `q` is 0.
+    /// Replaces the columns by `x`, `[cols][k]`. Contract: "Activations"; in a block that isn't finite, `q`
+    /// is 0.
     ///
     /// # Panics
     /// If `k` is no multiple of 32, `x` isn't `cols * k` long, or either exceeds what `new` made room for.
@@ -203,8 +205,8 @@ impl Activations {
     }
 }
 
-/// `members` columns of `stride` elements, of which `len` count, to `len` rows of [`GROUP`] lanes. Lanes without a column become
-/// zero.
+/// `members` columns of `stride` elements, of which `len` count, to `len` rows of [`GROUP`] lanes. Lanes
+/// without a column become zero.
 fn lanes(columns: &[u32], stride: usize, members: usize, len: usize, to: &mut [u32]) {
     #[cfg(x86_paths)]
     if crate::x86::pack(columns, stride, members, len, to) {
@@ -230,7 +232,8 @@ dispatch! {
     fn quantise_plainly(isa, x: &[f32], q: &mut [i8], d: &mut [f32], sums: &mut [i32]) {
         let blocks = x.chunks_exact(32).zip(q.chunks_exact_mut(32));
         for ((x, q), (d, sums)) in blocks.zip(d.iter_mut().zip(sums.chunks_exact_mut(2))) {
-            // As integers, magnitudes compare like the floats they are, and everything not finite is above them.
+            // As integers, magnitudes compare like the floats they are, and everything not finite is above
+            // them.
             let mut largest = 0u32;
             for &x in x {
                 largest = largest.max(x.to_bits() & 0x7fff_ffff);

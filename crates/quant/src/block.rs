@@ -1,11 +1,13 @@
-//! A block of weights as exact integers, and the two plain things that follow from it: decoding and the scalar dot.
+//! A block of weights as exact integers, and the two plain things that follow from it: decoding and the
+//! scalar dot.
 //!
-//! Owns [`Term`], the common meaning of all block formats, and the slow definitions written once over it. Each
-//! format ([`formats`](crate::formats)) only says how its bytes become terms. The vector paths have their own
-//! decoders; this is what they are compared with.
+//! Owns [`Term`], the common meaning of all block formats, and the slow definitions written once over it.
+//! Each format ([`formats`](crate::formats)) only says how its bytes become terms. The vector paths have
+//! their own decoders; this is what they are compared with.
 //!
-//! Invariant: the value of weight `i` of a term, half `h = i / 16`, is `(d[h] * s[h]) * w[i] + sign * (d_min * m[h])`
-//! with every product rounded to f32, and the integers of a term times 32 activations stay below 2^24.
+//! Invariant: the value of weight `i` of a term, half `h = i / 16`, is
+//! `(d[h] * s[h]) * w[i] + sign * (d_min * m[h])` with every product rounded to f32, and the integers of a term
+//! times 32 activations stay below 2^24.
 
 /// 32 consecutive weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -134,8 +136,9 @@ mod tests {
         }
     }
 
-    /// The largest sum over 32 weights of |s * w|, and over 32 of |m|, of any block: taken from the terms of blocks that
-    /// put every code into every place, since each code of a term is chosen freely and apart from the scales.
+    /// The largest sum over 32 weights of |s * w|, and over 32 of |m|, of any block: taken from the terms of
+    /// blocks that put every code into every place, since each code of a term is chosen freely and apart from
+    /// the scales.
     fn largest<F: BlockFormat>() -> (i32, i32) {
         let (mut w, mut s, mut m) = ([0i32; 32], [0i32; 2], [0i32; 2]);
         let mut block = vec![0u8; F::BYTES];
@@ -163,8 +166,8 @@ mod tests {
         (i, 16 * (m[0] + m[1]))
     }
 
-    /// Oracle: the arithmetic contract, "Block formats": |I| and |M| stay below 2^24 against activations of at most 127, so
-    /// that f32(I) and f32(M) are exact. The tightest bounds are the ones stated there.
+    /// Oracle: the arithmetic contract, "Block formats": |I| and |M| stay below 2^24 against activations of
+    /// at most 127, so that f32(I) and f32(M) are exact. The tightest bounds are the ones stated there.
     #[test]
     fn integers_are_exact_in_f32() {
         for format in Format::ALL {

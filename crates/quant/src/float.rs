@@ -1,7 +1,7 @@
 //! Ready-made loops over f32 slices, one instance per instruction set: reductions, functions, conversions.
 //!
-//! Owns no arithmetic of its own: orders are [`lanes`]', functions are [`math`]'s. For a loop that isn't here, or to spare
-//! the dispatch in an inner loop, write it with [`dispatch!`](crate::dispatch).
+//! Owns no arithmetic of its own: orders are [`lanes`]', functions are [`math`]'s. For a loop that isn't
+//! here, or to spare the dispatch in an inner loop, write it with [`dispatch!`](crate::dispatch).
 
 use crate::{Format, Isa, dispatch, lanes, math};
 

@@ -1,7 +1,7 @@
 //! The weight formats there are kernels for.
 //!
-//! Owns the list and its names. Sizes come from [`TensorType`], the one table of the container; what the bytes of
-//! a block mean is in [`formats`](crate::formats), one file each.
+//! Owns the list and its names. Sizes come from [`TensorType`], the one table of the container; what the
+//! bytes of a block mean is in [`formats`](crate::formats), one file each.
 
 use strata_gguf::TensorType;
 

@@ -2,10 +2,10 @@
 //!
 //! Owns detection, the names a user may write, and [`dispatch!`](crate::dispatch). Knows no kernel.
 //!
-//! Invariant: a value of [`Isa`] other than [`Isa::Scalar`] proves that this processor has the features of that
-//! path. Such values come only from [`Isa::detect`], [`Isa::available`] and parsing, all of which ask the
-//! processor; nothing else can make one. Calling a `#[target_feature]` function after matching on it is therefore
-//! sound.
+//! Invariant: a value of [`Isa`] other than [`Isa::Scalar`] proves that this processor has the features of
+//! that path. Such values come only from [`Isa::detect`], [`Isa::available`] and parsing, all of which ask
+//! the processor; nothing else can make one. Calling a `#[target_feature]` function after matching on it is
+//! therefore sound.
 
 use std::fmt;
 use std::str::FromStr;
@@ -121,13 +121,14 @@ impl FromStr for Isa {
 /// Compiles a function once per instruction set and picks the instance by an [`Isa`].
 ///
 /// Write the function as usual, with a first parameter `isa` that has no type and is not visible in the body.
-/// The body is inlined into one instance per path, each compiled with that path's features, so loops over slices
-/// vectorise as widely as the path allows. Since Rust neither reorders nor contracts floating-point operations, all
-/// instances give the same bits (a fused multiply-add is `f32::mul_add`, which is fused on every path).
+/// The body is inlined into one instance per path, each compiled with that path's features, so loops over
+/// slices vectorise as widely as the path allows. Since Rust neither reorders nor contracts floating-point
+/// operations, all instances give the same bits (a fused multiply-add is `f32::mul_add`, which is fused on
+/// every path).
 ///
 /// What the body calls is compiled with the same features only if it is inlined: mark such functions
-/// `#[inline(always)]`, as the functions of [`math`](crate::math) and [`lanes`](crate::lanes) are. Don't use closures that
-/// must vectorise; they are not always inlined.
+/// `#[inline(always)]`, as the functions of [`math`](crate::math) and [`lanes`](crate::lanes) are. Don't use
+/// closures that must vectorise; they are not always inlined.
 ///
 /// ```
 /// use strata_quant::{Isa, dispatch, lanes, math};

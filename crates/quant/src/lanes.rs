@@ -3,8 +3,8 @@
 //! Owns the order. These functions know no instruction set: they are always inlined, to be called inside
 //! [`dispatch!`](crate::dispatch) functions; [`float`](crate::float) has them ready-made.
 //!
-//! Invariant: element `j` enters lane `j mod 32`, ascending; lanes start from the operation's neutral value and fold
-//! 16, 8, 4, 2, 1 (lane `i` takes lane `i + width`).
+//! Invariant: element `j` enters lane `j mod 32`, ascending; lanes start from the operation's neutral value
+//! and fold 16, 8, 4, 2, 1 (lane `i` takes lane `i + width`).
 
 use crate::math;
 

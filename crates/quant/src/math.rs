@@ -1,9 +1,10 @@
 //! The functions of the arithmetic contract, each defined by its operation order on f32.
 //!
-//! Owns their bits: a fused multiply-add is written as one, nothing else is ever fused, and no library function is
-//! called, so every processor and every other backend that repeats these lines gives the same result. All are within
-//! 2 ulp over the whole range (tests measure it against f64) and take the limits at infinities. Always inlined, so that
-//! loops over them inside [`dispatch!`](crate::dispatch) vectorise; [`float`](crate::float) has such loops ready-made.
+//! Owns their bits: a fused multiply-add is written as one, nothing else is ever fused, and no library
+//! function is called, so every processor and every other backend that repeats these lines gives the same
+//! result. All are within 2 ulp over the whole range (tests measure it against f64) and take the limits at
+//! infinities. Always inlined, so that loops over them inside [`dispatch!`](crate::dispatch) vectorise;
+//! [`float`](crate::float) has such loops ready-made.
 //!
 //! Ranges: `exp` reduces to `2^k * e^r`, `|r| <= ln 2 / 2`; `log1p` to `k ln 2 + log(1 + f)`, `1 + f` in
 //! `[sqrt(1/2), sqrt(2))`. The polynomials are minimax fits of relative error, rounded to f32 term by term.
@@ -87,8 +88,8 @@ pub fn exp(x: f32) -> f32 {
     p * a * b
 }
 
-/// `(n + n_lost) / (1 + e + e_lost)` for e in 0..=1, where the lost parts are what rounding took from n and e. The quotient of
-/// the rounded operands is corrected once by what they lost.
+/// `(n + n_lost) / (1 + e + e_lost)` for e in 0..=1, where the lost parts are what rounding took from n and
+/// e. The quotient of the rounded operands is corrected once by what they lost.
 #[inline(always)]
 fn over_one_plus(n: f32, n_lost: f32, e: f32, e_lost: f32) -> f32 {
     let denominator = 1.0 + e;
@@ -99,7 +100,8 @@ fn over_one_plus(n: f32, n_lost: f32, e: f32, e_lost: f32) -> f32 {
     if quotient == f32::INFINITY { quotient } else { corrected }
 }
 
-/// `1 / (1 + e^-x)`, computed as `e / (1 + e)` with `e = e^x` for negative x, so that small results keep their digits.
+/// `1 / (1 + e^-x)`, computed as `e / (1 + e)` with `e = e^x` for negative x, so that small results keep
+/// their digits.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
     let Exp { p, lost, a, b } = exp_parts(-x.abs());

@@ -1,7 +1,8 @@
 //! The products: checks shapes once, picks the path, and hands rows and columns to its kernels.
 //!
 //! Owns the public descriptions of a product. The definition of every result is
-//! [`block::dot`](crate::block::dot) or [`lanes::dot`](crate::lanes::dot()); which kernel computes it never shows.
+//! [`block::dot`](crate::block::dot) or [`lanes::dot`](crate::lanes::dot()); which kernel computes it never
+//! shows.
 
 use std::ops::Range;
 
@@ -112,7 +113,8 @@ impl<'a> Matrix<'a> {
         self.tensor_scale
     }
 
-    /// Decodes one row into `out`, `[k]`; see [`dequantise`]. The tensor's scale, if any, multiplies every value.
+    /// Decodes one row into `out`, `[k]`; see [`dequantise`]. The tensor's scale, if any, multiplies every
+    /// value.
     pub fn dequantise_row(&self, row: usize, out: &mut [f32]) {
         dequantise(self.format, self.row(row), out);
         if let Some(scale) = self.tensor_scale {
@@ -143,8 +145,8 @@ pub fn dequantise(format: Format, bytes: &[u8], out: &mut [f32]) {
 
 /// Rows `rows` of `w` times every column, into the same rows of `out`.
 ///
-/// Contract: "Block formats", "Order", "Float weights". The same bits for every `isa`, any number of columns, and any
-/// split of the rows into calls.
+/// Contract: "Block formats", "Order", "Float weights". The same bits for every `isa`, any number of columns,
+/// and any split of the rows into calls.
 ///
 /// # Panics
 /// If `rows` aren't rows of `w`, the columns are of another length, or of the wrong kind for the format

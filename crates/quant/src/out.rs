@@ -14,7 +14,8 @@ pub struct Out<'a> {
     buffer: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: an `Out` stands for exclusive access to the elements it may write (constructors), as a `&mut [f32]` does.
+// SAFETY: an `Out` stands for exclusive access to the elements it may write (constructors), as a `&mut [f32]`
+// does.
 unsafe impl Send for Out<'_> {}
 
 impl<'a> Out<'a> {
@@ -26,8 +27,9 @@ impl<'a> Out<'a> {
     /// A view of a buffer that other threads write at the same time.
     ///
     /// # Safety
-    /// `start` must be valid for reads and writes of `len` elements, all initialised, for `'a`, and during `'a` nobody else may read or write the
-    /// rows, in any column, that this view is used to write (the `rows` given to [`matmul`](crate::matmul())).
+    /// `start` must be valid for reads and writes of `len` elements, all initialised, for `'a`, and during
+    /// `'a` nobody else may read or write the rows, in any column, that this view is used to write (the
+    /// `rows` given to [`matmul`](crate::matmul())).
     pub unsafe fn shared(start: *mut f32, len: usize, col_stride: usize) -> Out<'a> {
         Out { start, len, col_stride, buffer: PhantomData }
     }
@@ -53,8 +55,8 @@ impl<'a> Out<'a> {
     pub(crate) fn write(&self, row: usize, col: usize, values: &[f32], scale: Option<f32>) {
         let at = col * self.col_stride + row;
         assert!(at + values.len() <= self.len);
-        // SAFETY: in bounds of memory that is valid for writes, and exclusively ours (constructors); it holds floats, and no other
-        // reference to it lives while this one does.
+        // SAFETY: in bounds of memory that is valid for writes, and exclusively ours (constructors); it holds
+        // floats, and no other reference to it lives while this one does.
         let results = unsafe { std::slice::from_raw_parts_mut(self.start.add(at), values.len()) };
         for (result, &value) in results.iter_mut().zip(values) {
             *result = scale.map_or(value, |scale| value * scale);

@@ -1,6 +1,7 @@
 //! The committed golden vectors, bit for bit, on every path of this machine.
 //!
-//! Oracle of all tests here: `tests/data/contract` and `tests/data/quants`, made by an independent implementation.
+//! Oracle of all tests here: `tests/data/contract` and `tests/data/quants`, made by an independent
+//! implementation.
 
 use half::f16;
 use strata_quant::{Activations, Columns, Format, Isa, Matrix, Out, dequantise, lanes, matmul};

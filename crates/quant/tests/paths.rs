@@ -1,5 +1,5 @@
-//! Every path gives the bits of the scalar one: on arbitrary blocks, arbitrary activations, any number of columns, and any
-//! split of the rows.
+//! Every path gives the bits of the scalar one: on arbitrary blocks, arbitrary activations, any number of
+//! columns, and any split of the rows.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -56,8 +56,8 @@ fn activations(seed: u64, k: usize, cols: usize, wild: bool) -> Vec<f32> {
     x
 }
 
-/// Turns the scales of half the blocks into ordinary ones: random f16 scales are often huge, and a NaN or an infinity hides
-/// everything else in its row.
+/// Turns the scales of half the blocks into ordinary ones: random f16 scales are often huge, and a NaN or an
+/// infinity hides everything else in its row.
 fn tame(format: Format, bytes: &mut [u8], seed: u64) {
     let at: &[usize] = match format {
         Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
@@ -119,8 +119,8 @@ fn check(format: Format, seed: u64, rows: usize, blocks: usize, cols: usize, wil
     }
 }
 
-/// Random shapes and bytes of one format, through [`check`]: few rows of more than a segment; many short rows, which kernels
-/// take several at a time.
+/// Random shapes and bytes of one format, through [`check`]: few rows of more than a segment; many short
+/// rows, which kernels take several at a time.
 fn agrees(format: Format) {
     let shapes = prop_oneof![(1..40usize, 1..4usize), (1..40usize, 60..70usize), (1..300usize, 1..14usize)];
     let cols = prop_oneof![1..9usize, 9..36usize];

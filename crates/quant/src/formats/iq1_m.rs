@@ -1,8 +1,8 @@
-//! IQ1_M: 256 values as 32 rows of the grid of IQ1_S, shifted by 1/8 up or down per 8, odd scales per 16, an f16 scale. In
-//! eighths the values are the integers `8 g +- 1`.
+//! IQ1_M: 256 values as 32 rows of the grid of IQ1_S, shifted by 1/8 up or down per 8, odd scales per 16, an
+//! f16 scale. In eighths the values are the integers `8 g +- 1`.
 //!
-//! Bytes: low 8 bits of the grid indices 0..32, nibbles 32..48 (the high 3 bits of an index, the shift's sign), words 48..56:
-//! four scales of 3 bits each, and in their highest nibbles the f16.
+//! Bytes: low 8 bits of the grid indices 0..32, nibbles 32..48 (the high 3 bits of an index, the shift's
+//! sign), words 48..56: four scales of 3 bits each, and in their highest nibbles the f16.
 
 use super::grids::IQ1;
 use super::word;

@@ -1,8 +1,8 @@
-//! IQ1_S: 256 values as 32 rows of a grid of 2048 rows of 8 values in -1..=1, shifted by 1/8 up or down per 32, odd scales
-//! per 32, an f16 scale. In eighths the values are the integers `8 g +- 1`.
+//! IQ1_S: 256 values as 32 rows of a grid of 2048 rows of 8 values in -1..=1, shifted by 1/8 up or down per
+//! 32, odd scales per 32, an f16 scale. In eighths the values are the integers `8 g +- 1`.
 //!
-//! Bytes: `d` 0..2, low 8 bits of the grid indices 2..34, words 34..50, one per 32 values: four times the high 3 bits of an
-//! index, the scale's 3 bits, the shift's sign.
+//! Bytes: `d` 0..2, low 8 bits of the grid indices 2..34, words 34..50, one per 32 values: four times the
+//! high 3 bits of an index, the scale's 3 bits, the shift's sign.
 
 use super::grids::IQ1;
 use super::{half, word};

@@ -1,7 +1,8 @@
-//! IQ2_S: 256 values as 32 signed rows of a grid of 1024 rows of 8 values, odd scales per 16, an f16 scale (an eighth).
+//! IQ2_S: 256 values as 32 signed rows of a grid of 1024 rows of 8 values, odd scales per 16, an f16 scale
+//! (an eighth).
 //!
-//! Bytes: `d` 0..2, low 8 bits of the grid indices 2..34, sign bits 34..66, high 2 bits of the indices 66..74 (four in a byte),
-//! scales 74..82, two nibbles in a byte.
+//! Bytes: `d` 0..2, low 8 bits of the grid indices 2..34, sign bits 34..66, high 2 bits of the indices 66..74
+//! (four in a byte), scales 74..82, two nibbles in a byte.
 
 use super::grids::IQ2_S;
 use super::{half, signed};

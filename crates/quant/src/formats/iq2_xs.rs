@@ -1,4 +1,5 @@
-//! IQ2_XS: 256 values as 32 signed rows of a grid of 512 rows of 8 values, odd scales per 16, an f16 scale (an eighth).
+//! IQ2_XS: 256 values as 32 signed rows of a grid of 512 rows of 8 values, odd scales per 16, an f16 scale
+//! (an eighth).
 //!
 //! Bytes: `d` 0..2, words 2..66 of 9 index and 7 sign bits, scales 66..74, two nibbles in a byte.
 

@@ -1,6 +1,8 @@
-//! IQ2_XXS: 256 values as 32 signed rows of a grid of 256 rows of 8 values, odd scales per 32, an f16 scale (an eighth).
+//! IQ2_XXS: 256 values as 32 signed rows of a grid of 256 rows of 8 values, odd scales per 32, an f16 scale
+//! (an eighth).
 //!
-//! Bytes: `d` 0..2, then 8 bytes per 32 values: four grid indices, and a dword with four times 7 sign bits and the scale's 4.
+//! Bytes: `d` 0..2, then 8 bytes per 32 values: four grid indices, and a dword with four times 7 sign bits
+//! and the scale's 4.
 
 use super::grids::IQ2_XXS;
 use super::{dword, even_signs, half, signed};

@@ -1,7 +1,7 @@
 //! IQ3_S: 256 values as 64 signed rows of a grid of 512 rows of 4 values, odd scales per 32, an f16 scale.
 //!
-//! Bytes: `d` 0..2, low 8 bits of the grid indices 2..66, their high bits 66..74, sign bits 74..106, scales 106..110, two
-//! nibbles in a byte.
+//! Bytes: `d` 0..2, low 8 bits of the grid indices 2..66, their high bits 66..74, sign bits 74..106, scales
+//! 106..110, two nibbles in a byte.
 
 use super::grids::IQ3_S;
 use super::{half, signed};

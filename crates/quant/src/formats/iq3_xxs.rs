@@ -1,6 +1,8 @@
-//! IQ3_XXS: 256 values as 64 signed rows of a grid of 256 rows of 4 values, odd scales per 32, an f16 scale (a quarter).
+//! IQ3_XXS: 256 values as 64 signed rows of a grid of 256 rows of 4 values, odd scales per 32, an f16 scale
+//! (a quarter).
 //!
-//! Bytes: `d` 0..2, grid indices 2..66, dwords 66..98, one per 32 values: four times 7 sign bits and the scale's 4.
+//! Bytes: `d` 0..2, grid indices 2..66, dwords 66..98, one per 32 values: four times 7 sign bits and the
+//! scale's 4.
 
 use super::grids::IQ3_XXS;
 use super::{dword, even_signs, half, signed};

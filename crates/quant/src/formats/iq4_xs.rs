@@ -1,7 +1,7 @@
 //! IQ4_XS: 256 nibbles into the table of IQ4_NL, 6-bit scales less 32 per 32, an f16 scale.
 //!
-//! Bytes: `d` 0..2, the scales' high bit pairs 2..4, their low nibbles 4..8, nibbles 8..136 (of each 16 bytes the low ones,
-//! then the high ones).
+//! Bytes: `d` 0..2, the scales' high bit pairs 2..4, their low nibbles 4..8, nibbles 8..136 (of each 16 bytes
+//! the low ones, then the high ones).
 
 use super::{IQ4_VALUES, half, nibbles, word};
 use crate::block::{BlockFormat, Term};

@@ -1,7 +1,8 @@
 //! The block formats, one file each: how bytes become [`Term`](crate::block::Term)s.
 //!
-//! Owns the layouts and the dispatch from a [`Format`] to its type, [`with_block_format!`]. A layout's facts are public
-//! (the PyPI package `gguf` decodes all of them); the folding into integers is the arithmetic contract's.
+//! Owns the layouts and the dispatch from a [`Format`] to its type, [`with_block_format!`]. A layout's facts
+//! are public (the PyPI package `gguf` decodes all of them); the folding into integers is the arithmetic
+//! contract's.
 
 pub(crate) mod grids;
 mod iq1_m;
@@ -54,7 +55,8 @@ pub(crate) use q5_k::Q5K;
 pub(crate) use q6_k::Q6K;
 pub(crate) use q8_0::Q8_0;
 
-/// Evaluates `$body` with the type `$F` standing for the block format `$format`, or `$float` for F32, F16 and BF16.
+/// Evaluates `$body` with the type `$F` standing for the block format `$format`, or `$float` for F32, F16 and
+/// BF16.
 macro_rules! with_block_format {
     ($format:expr, $F:ident => $body:expr, float => $float:expr) => {
         with_block_format!(@ $format, $F, $body, $float;
@@ -93,7 +95,8 @@ fn nibbles(bytes: &[u8], i: usize) -> u8 {
     bytes[i % 16] >> (i / 16 * 4) & 15
 }
 
-/// The two bits of value `i` of the `t`-th 32 values, where each group of 32 bytes holds four runs of 32 values.
+/// The two bits of value `i` of the `t`-th 32 values, where each group of 32 bytes holds four runs of 32
+/// values.
 fn two_bits(bytes: &[u8], t: usize, i: usize) -> u8 {
     bytes[t / 4 * 32 + i] >> (t % 4 * 2) & 3
 }

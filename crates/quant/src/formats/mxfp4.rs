@@ -1,7 +1,7 @@
 //! MXFP4: 32 E2M1 values, doubled to integers, and half their E8M0 scale.
 //!
-//! Bytes: exponent 0, nibbles 1..17 (the low ones are values 0..16, the high ones 16..32). The scale is `2^(e - 128)`:
-//! subnormal for `e < 2`, NaN for `e = 255`.
+//! Bytes: exponent 0, nibbles 1..17 (the low ones are values 0..16, the high ones 16..32). The scale is
+//! `2^(e - 128)`: subnormal for `e < 2`, NaN for `e = 255`.
 
 use super::{E2M1_DOUBLED, nibbles};
 use crate::block::{BlockFormat, Term};

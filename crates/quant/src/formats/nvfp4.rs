@@ -1,7 +1,7 @@
 //! NVFP4: 64 E2M1 values, doubled to integers, with half an E4M3 scale per 16.
 //!
-//! Bytes: scales 0..4, nibbles 4..36 (of each 8 bytes the low ones, then the high ones). The scale's sign bit is ignored;
-//! 0x7F (NaN in E4M3) is 0, but 0xFF is the 240 that its other bits say.
+//! Bytes: scales 0..4, nibbles 4..36 (of each 8 bytes the low ones, then the high ones). The scale's sign bit
+//! is ignored; 0x7F (NaN in E4M3) is 0, but 0xFF is the 240 that its other bits say.
 
 use super::E2M1_DOUBLED;
 use crate::block::{BlockFormat, Term};

@@ -1,6 +1,7 @@
 //! Q4_K: 256 nibbles, 6-bit scales and 6-bit minimums per 32, an f16 scale for each.
 //!
-//! Bytes: `d` 0..2, `d_min` 2..4, scales and minimums 4..16, nibbles 16..144 (of each 32 bytes the low ones, then the high ones).
+//! Bytes: `d` 0..2, `d_min` 2..4, scales and minimums 4..16, nibbles 16..144 (of each 32 bytes the low ones,
+//! then the high ones).
 
 use super::{half, scale_min_6};
 use crate::block::{BlockFormat, Minimum, Term};

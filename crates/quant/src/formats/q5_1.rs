@@ -1,6 +1,7 @@
 //! Q5_1: 32 values of 5 bits, an f16 scale and an f16 minimum that is added.
 //!
-//! Bytes: `d` 0..2, minimum 2..4, fifth bits 4..8 (bit `i` for value `i`), nibbles 8..24 (the low ones are values 0..16).
+//! Bytes: `d` 0..2, minimum 2..4, fifth bits 4..8 (bit `i` for value `i`), nibbles 8..24 (the low ones are
+//! values 0..16).
 
 use super::{dword, half, nibbles};
 use crate::block::{BlockFormat, Minimum, Term};

@@ -1,7 +1,7 @@
 //! Q5_K: 256 values of 5 bits, 6-bit scales and 6-bit minimums per 32, an f16 scale for each.
 //!
-//! Bytes: `d` 0..2, `d_min` 2..4, scales and minimums 4..16, fifth bits 16..48 (bit `t` of byte `i` for value `i` of the
-//! `t`-th 32), nibbles 48..176 (of each 32 bytes the low ones, then the high ones).
+//! Bytes: `d` 0..2, `d_min` 2..4, scales and minimums 4..16, fifth bits 16..48 (bit `t` of byte `i` for value
+//! `i` of the `t`-th 32), nibbles 48..176 (of each 32 bytes the low ones, then the high ones).
 
 use super::{half, scale_min_6};
 use crate::block::{BlockFormat, Minimum, Term};

@@ -1,7 +1,7 @@
 //! Q6_K: 256 values of 6 bits less 32, signed 8-bit scales per 16, an f16 scale.
 //!
-//! Bytes: low nibbles 0..128 (of each 64 bytes the low ones, then the high ones), high two bits 128..192, scales 192..208,
-//! `d` 208..210.
+//! Bytes: low nibbles 0..128 (of each 64 bytes the low ones, then the high ones), high two bits 128..192,
+//! scales 192..208, `d` 208..210.
 
 use super::{half, two_bits};
 use crate::block::{BlockFormat, Term};

@@ -14,7 +14,8 @@ pub(super) struct Avx2;
 #[derive(Clone, Copy)]
 pub(super) struct AvxVnni;
 
-/// Four vectors, one for each of four rows: their sums over each 128-bit lane, as `[row 0, 1, 2, 3]` in that lane.
+/// Four vectors, one for each of four rows: their sums over each 128-bit lane, as `[row 0, 1, 2, 3]` in that
+/// lane.
 #[inline(always)]
 unsafe fn reduce_four(v: &impl Lanes<__m256i>, first: usize) -> __m256i {
     let (a, b) = (v.lane(first), v.lane(first + 1));

@@ -11,7 +11,8 @@ use super::vector::{Lanes, Vector};
 #[derive(Clone, Copy)]
 pub(super) struct Avx512<const GATHERS: bool>;
 
-/// Four vectors, one for each of four rows: their sums over each 128-bit lane, as `[row 0, 1, 2, 3]` in that lane.
+/// Four vectors, one for each of four rows: their sums over each 128-bit lane, as `[row 0, 1, 2, 3]` in that
+/// lane.
 #[inline(always)]
 unsafe fn reduce_four(v: &impl Lanes<__m512i>, first: usize) -> __m512i {
     let (a, b) = (v.lane(first), v.lane(first + 1));
@@ -21,7 +22,8 @@ unsafe fn reduce_four(v: &impl Lanes<__m512i>, first: usize) -> __m512i {
     _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
 }
 
-/// 128-bit lanes `0, 2` and `1, 3` of all four, as `[a0 a2 b0 b2], [c0 c2 d0 d2], [a1 a3 b1 b3], [c1 c3 d1 d3]`.
+/// 128-bit lanes `0, 2` and `1, 3` of all four, as `[a0 a2 b0 b2], [c0 c2 d0 d2], [a1 a3 b1 b3], [c1 c3 d1
+/// d3]`.
 #[inline(always)]
 unsafe fn evens_and_odds(v: &impl Lanes<__m512i>) -> [__m512i; 4] {
     let (a, b) = (reduce_four(v, 0), reduce_four(v, 4));

@@ -1,10 +1,10 @@
 //! A chunk: 256 weights of up to 16 rows, decoded to what every product kernel reads.
 //!
-//! Owns the step from a format's bytes to format-independent form: unsigned codes, and scales with a lane for each row. What
-//! distinguishes formats after this is their [`Class`] and three numbers ([`Decoder`]).
+//! Owns the step from a format's bytes to format-independent form: unsigned codes, and scales with a lane for
+//! each row. What distinguishes formats after this is their [`Class`] and three numbers ([`Decoder`]).
 //!
-//! Invariant: weight `i` of row `r` is `codes[r][i] - offset`; a product sums `code * a` and takes off `offset * sum(a)`,
-//! which is exact.
+//! Invariant: weight `i` of row `r` is `codes[r][i] - offset`; a product sums `code * a` and takes off
+//! `offset * sum(a)`, which is exact.
 
 use super::vector::Vector;
 use crate::block::{BlockFormat, Minimum, SEGMENT};
@@ -79,7 +79,8 @@ impl Class for Split {
 
 /// How a format's bytes become codes and scales.
 ///
-/// Safety of all functions: `block` and `chunk` point to whole blocks of the format (`chunk`: as many as `term` or `step` reach).
+/// Safety of all functions: `block` and `chunk` point to whole blocks of the format (`chunk`: as many as
+/// `term` or `step` reach).
 pub(super) trait Coded: BlockFormat {
     /// How its products are finished.
     type Class: Class;
@@ -93,8 +94,8 @@ pub(super) trait Coded: BlockFormat {
     /// The codes of blocks `step * V::BLOCKS ..` of a chunk.
     unsafe fn codes<V: Vector>(chunk: *const u8, step: usize) -> V::I;
 
-    /// The bits of the float scale of `block` (of its `i`-th 16 weights, where it has one per 16) in the low half; in the high
-    /// half those of the minimums' scale, if the format has minimums.
+    /// The bits of the float scale of `block` (of its `i`-th 16 weights, where it has one per 16) in the low
+    /// half; in the high half those of the minimums' scale, if the format has minimums.
     #[inline(always)]
     unsafe fn scale_bits(block: *const u8, _i: usize) -> u32 {
         if Self::MINIMUM == Minimum::None { u32::from(word(block, 0)) } else { dword(block, 0) }
@@ -145,7 +146,8 @@ pub(super) struct Target {
     pub codes: *mut u8,
     /// From a lane's codes to the next lane's.
     pub stride: usize,
-    /// Float scales: `[block >> Decoder::scale_shift][lane]`, or per 16. Like the others, in rows of [`WIDTH`] lanes.
+    /// Float scales: `[block >> Decoder::scale_shift][lane]`, or per 16. Like the others, in rows of
+    /// [`WIDTH`] lanes.
     pub d: *mut f32,
     /// Integer sub-scales: per 32 or per 16.
     pub s: *mut f32,
@@ -161,7 +163,8 @@ pub(super) struct Target {
 pub(super) const WIDTH: usize = 16;
 
 impl Target {
-    /// Where the chunk goes whose first block is block `blocks` of its rows, if this is where the first chunk goes.
+    /// Where the chunk goes whose first block is block `blocks` of its rows, if this is where the first chunk
+    /// goes.
     #[inline(always)]
     pub unsafe fn after(&self, blocks: usize, format: &Decoder) -> Target {
         let floats = if format.split { 2 * blocks } else { blocks >> format.scale_shift };
@@ -192,8 +195,8 @@ pub(super) struct Panel<const LANES: usize, const BLOCKS: usize> {
 }
 
 impl<const LANES: usize, const BLOCKS: usize> Panel<LANES, BLOCKS> {
-    /// To be called once, before anything is decoded to `panel`. Unless all lanes of all chunks are going to be rows (`whole`), what
-    /// is not must be something: zero.
+    /// To be called once, before anything is decoded to `panel`. Unless all lanes of all chunks are going to
+    /// be rows (`whole`), what is not must be something: zero.
     #[inline(always)]
     pub unsafe fn prepare(panel: *mut Self, whole: bool) {
         if whole {
@@ -221,7 +224,8 @@ impl<const LANES: usize, const BLOCKS: usize> Panel<LANES, BLOCKS> {
 /// Scales as they lie in the blocks, with as few stores as possible: a lane for each row.
 #[repr(C, align(64))]
 struct Raw {
-    /// Four float scales; two and their minimums' scales; or, where a chunk has one, as `[u32; 16]`, that and the minimums' scale.
+    /// Four float scales; two and their minimums' scales; or, where a chunk has one, as `[u32; 16]`, that and
+    /// the minimums' scale.
     d: [[u64; 16]; 4],
     /// Four sub-scales.
     s: [[u32; 16]; 4],
@@ -264,19 +268,20 @@ impl Decoder {
         }
     }
 
-    /// How many rows of `blocks` blocks to take for one, so that their chunks are full: rows follow each other without a gap. 1 if
-    /// that would be more than a segment.
+    /// How many rows of `blocks` blocks to take for one, so that their chunks are full: rows follow each
+    /// other without a gap. 1 if that would be more than a segment.
     pub fn merge(&self, blocks: usize) -> usize {
         let rows = TERMS >> blocks.trailing_zeros().min(TERMS.trailing_zeros());
         if rows * blocks <= SEGMENT { rows } else { 1 }
     }
 }
 
-/// Decodes `terms` (at most 8) blocks of 32 of each of `rows` (at most `V::LANES`) rows. Lanes beyond `rows` of the codes keep
-/// what they had.
+/// Decodes `terms` (at most 8) blocks of 32 of each of `rows` (at most `V::LANES`) rows. Lanes beyond `rows`
+/// of the codes keep what they had.
 ///
 /// # Safety
-/// `from` is the first row's first block, and `row_bytes` lead to the next row's. The processor has `V`'s features.
+/// `from` is the first row's first block, and `row_bytes` lead to the next row's. The processor has `V`'s
+/// features.
 #[inline(always)]
 pub(super) unsafe fn decode<V: Vector, F: Coded>(
     from: *const u8,
@@ -404,7 +409,8 @@ pub(super) struct Block<V: Vector> {
 
 /// Adds one block's products to `acc`. Contract: "Block formats".
 ///
-/// `i` are the products of the codes less the offset: of each half where the class has `HALVES`, else of the block, in `i[0]`.
+/// `i` are the products of the codes less the offset: of each half where the class has `HALVES`, else of the
+/// block, in `i[0]`.
 #[inline(always)]
 pub(super) unsafe fn accumulate<V: Vector, K: Class>(
     acc: V::F,

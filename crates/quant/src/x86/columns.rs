@@ -51,8 +51,8 @@ pub(super) unsafe fn quantise(x: &[f32], q: &mut [i8], d: &mut [f32], sums: &mut
     }
 }
 
-/// `members` (at most [`GROUP`]) columns of `len` elements, `stride` apart, to `len` rows of [`GROUP`] lanes. Lanes without a column
-/// become zero.
+/// `members` (at most [`GROUP`]) columns of `len` elements, `stride` apart, to `len` rows of [`GROUP`] lanes.
+/// Lanes without a column become zero.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn pack(columns: *const u32, stride: usize, members: usize, len: usize, to: *mut u32) {
     let zeros = [0u32; 8];

@@ -1,10 +1,11 @@
 //! Products with few columns: a lane is a row.
 //!
-//! For each column, the products of one block (or two) of all rows of a strip are summed by a tree whose result has a lane for
-//! each row; from there on everything is done for all rows at once. The weights' bytes are read once, whatever the
-//! number of columns.
+//! For each column, the products of one block (or two) of all rows of a strip are summed by a tree whose
+//! result has a lane for each row; from there on everything is done for all rows at once. The weights' bytes
+//! are read once, whatever the number of columns.
 //!
-//! Rows that aren't whole chunks are taken several for one: a lane is then that many rows, one after the other.
+//! Rows that aren't whole chunks are taken several for one: a lane is then that many rows, one after the
+//! other.
 
 use std::mem::MaybeUninit;
 
@@ -134,7 +135,8 @@ struct State<V: Vector> {
 }
 
 impl<V: Vector> State<V> {
-    /// Adds the products of a chunk of `terms` blocks. Rows end inside of it only if `ROWS_END`, segments never do.
+    /// Adds the products of a chunk of `terms` blocks. Rows end inside of it only if `ROWS_END`, segments
+    /// never do.
     #[inline(always)]
     unsafe fn chunk<K: Class, const ROWS_END: bool>(
         &mut self,

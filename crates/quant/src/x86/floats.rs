@@ -1,8 +1,8 @@
 //! Products with float weights: F32, F16, BF16, widened exactly, against f32 columns.
 //!
-//! The contract's 32 lanes are accumulated for a tile of rows and columns at a time, a vector's width of lanes per pass over the
-//! row. Lanes 16 and up (and 8 and up) are added as soon as a tile is done; the rest of the fold is done for a
-//! whole strip of rows at once, so that its result has a lane for each row.
+//! The contract's 32 lanes are accumulated for a tile of rows and columns at a time, a vector's width of
+//! lanes per pass over the row. Lanes 16 and up (and 8 and up) are added as soon as a tile is done; the rest
+//! of the fold is done for a whole strip of rows at once, so that its result has a lane for each row.
 //!
 //! Invariant: the bits of [`lanes::dot`](crate::lanes::dot()).
 
@@ -61,18 +61,20 @@ const TILE: usize = 4;
 /// Most columns in a tile.
 const COLS: usize = 6;
 
-/// Values of a row that a tile goes over before the next tile does: as many as leave the columns in the first cache.
+/// Values of a row that a tile goes over before the next tile does: as many as leave the columns in the first
+/// cache.
 const DEPTH: usize = 512;
 
-/// Partial sums of a strip, in vectors of lanes: `[column][part][row]`. The lanes of part `p` are `p * V::LANES` and up.
+/// Partial sums of a strip, in vectors of lanes: `[column][part][row]`. The lanes of part `p` are `p *
+/// V::LANES` and up.
 #[repr(C, align(64))]
 struct Partial([[[[f32; 16]; 16]; 2]; COLS]);
 
 /// All rows of `w` times `cols` columns of `w.k` values at `x`. `w.k` is a multiple of 32.
 ///
 /// # Safety
-/// The pointers in `w` and `x` are valid for the shapes there, and the processor has `V`'s features. `MANY` is the most
-/// columns of a tile that leave it in registers, at most [`COLS`].
+/// The pointers in `w` and `x` are valid for the shapes there, and the processor has `V`'s features. `MANY`
+/// is the most columns of a tile that leave it in registers, at most [`COLS`].
 #[inline(always)]
 pub(super) unsafe fn product<V: Vector, W: Weight, const MANY: usize>(w: &Rows, x: *const f32, cols: usize) {
     let mut partial = MaybeUninit::<Partial>::uninit();

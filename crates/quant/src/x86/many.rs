@@ -1,10 +1,11 @@
 //! Products with many columns: a lane is a column.
 //!
-//! A strip of rows is decoded for one segment (2,048 values), then meets all columns in a kernel that knows no format: four
-//! bytes of a row's codes, in every lane, times four values of each column. The columns come packed for this by
-//! [`Activations`](crate::Activations).
+//! A strip of rows is decoded for one segment (2,048 values), then meets all columns in a kernel that knows
+//! no format: four bytes of a row's codes, in every lane, times four values of each column. The columns come
+//! packed for this by [`Activations`](crate::Activations).
 //!
-//! Rows that aren't whole chunks are decoded several for one; a lane of the decoder is then that many rows, one after the other.
+//! Rows that aren't whole chunks are decoded several for one; a lane of the decoder is then that many rows,
+//! one after the other.
 
 use std::mem::MaybeUninit;
 
@@ -19,10 +20,12 @@ const LANES: usize = 8;
 /// Blocks of a lane up to which a strip of 16 lanes leaves as much.
 const SHORT: usize = 32;
 
-/// All rows of `w` times all columns of `x`, in tiles of `R` rows (a divisor of [`LANES`]) and twice `V::LANES` columns.
+/// All rows of `w` times all columns of `x`, in tiles of `R` rows (a divisor of [`LANES`]) and twice
+/// `V::LANES` columns.
 ///
 /// # Safety
-/// The pointers in `w` and `x` are valid for the shapes there, the columns are packed, and the processor has `V`'s features.
+/// The pointers in `w` and `x` are valid for the shapes there, the columns are packed, and the processor has
+/// `V`'s features.
 #[inline(always)]
 pub(super) unsafe fn many<V: Vector, K: Class, const R: usize>(w: &Rows, format: &Decoder, x: &Columns) {
     let blocks = w.k / 32;
@@ -88,7 +91,8 @@ struct Strip {
 struct Tile([[f32; 16]; 16 * TERMS]);
 
 impl Strip {
-    /// Multiplies with `G * V::LANES` columns from `col` on, and adds the results to the output. Returns the number of columns.
+    /// Multiplies with `G * V::LANES` columns from `col` on, and adds the results to the output. Returns the
+    /// number of columns.
     #[inline(always)]
     unsafe fn product<V: Vector, K: Class, const R: usize, const G: usize>(
         &self,
@@ -157,7 +161,8 @@ impl Strip {
         }
     }
 
-    /// The sums over the segment of the `i`-th row of lanes `lane .. lane + R`, with each group of columns from `col` on.
+    /// The sums over the segment of the `i`-th row of lanes `lane .. lane + R`, with each group of columns
+    /// from `col` on.
     #[inline(always)]
     unsafe fn sums<V: Vector, K: Class, const R: usize, const G: usize>(
         &self,
@@ -210,7 +215,8 @@ impl Strip {
     }
 }
 
-/// Minus `offset` times the sums of activations, of each half or of both: what every row's products start from.
+/// Minus `offset` times the sums of activations, of each half or of both: what every row's products start
+/// from.
 #[inline(always)]
 unsafe fn start_of<V: Vector, K: Class>(sums: [V::I; 2], offset: u32) -> [V::I; 2] {
     let zero = V::splat(0);

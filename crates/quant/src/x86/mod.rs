@@ -1,14 +1,16 @@
 //! Block-format products on x86-64, from AVX2 up.
 //!
-//! Owns the kernels and the choice between them. All unsafe code of the crate but the output view is in here: its obligations
-//! are that the processor has the features a function was compiled for (given by [`Isa`]), and that pointers stay inside the
-//! matrix, the columns and the output, whose shapes [`matmul`](crate::matmul()) has checked.
+//! Owns the kernels and the choice between them. All unsafe code of the crate but the output view is in here:
+//! its obligations are that the processor has the features a function was compiled for (given by [`Isa`]),
+//! and that pointers stay inside the matrix, the columns and the output, whose shapes
+//! [`matmul`](crate::matmul()) has checked.
 //!
-//! The way of a product: [`chunk`] decodes 256 weights of a strip of rows into codes and scales that no longer show the
-//! format ([`codes`] has the formats); [`few`] and [`many`] multiply them, depending on the number of columns.
+//! The way of a product: [`chunk`] decodes 256 weights of a strip of rows into codes and scales that no
+//! longer show the format ([`codes`] has the formats); [`few`] and [`many`] multiply them, depending on the
+//! number of columns.
 //!
-//! Invariant: the bits of [`block::dot`](crate::block::dot). Integers are exact whatever their order; every float operation is
-//! the scalar path's, in its order, in a lane.
+//! Invariant: the bits of [`block::dot`](crate::block::dot). Integers are exact whatever their order; every
+//! float operation is the scalar path's, in its order, in a lane.
 
 // Inside `unsafe fn` here, every line is unsafe for the one reason above.
 #![allow(unsafe_code, unsafe_op_in_unsafe_fn)]
@@ -79,7 +81,8 @@ pub(crate) struct Columns {
 
 /// The product, if `isa` has vector paths; otherwise false, and nothing is done.
 ///
-/// The caller has checked that `rows` are rows of `w`, that `x` has its length, and that `out` holds all results.
+/// The caller has checked that `rows` are rows of `w`, that `x` has its length, and that `out` holds all
+/// results.
 pub(crate) fn product(isa: Isa, w: &Matrix<'_>, rows: Range<usize>, x: &Activations, out: &Out<'_>) -> bool {
     let (Isa::Avx2(_) | Isa::AvxVnni(_) | Isa::Avx512(_)) = isa else {
         return false;
@@ -120,7 +123,8 @@ pub(crate) fn quantise(isa: Isa, x: &[f32], q: &mut [i8], d: &mut [f32], sums: &
     true
 }
 
-/// Packs `members` columns of `stride` elements, of which `len` count, in lanes, if there is AVX2; otherwise false, and nothing is done.
+/// Packs `members` columns of `stride` elements, of which `len` count, in lanes, if there is AVX2; otherwise
+/// false, and nothing is done.
 pub(crate) fn pack(columns: &[u32], stride: usize, members: usize, len: usize, to: &mut [u32]) -> bool {
     assert!(
         len <= stride && columns.len() == members * stride && to.len() == len * GROUP && members <= GROUP
@@ -133,10 +137,11 @@ pub(crate) fn pack(columns: &[u32], stride: usize, members: usize, len: usize, t
     true
 }
 
-/// The product with float weights, if `isa` has vector paths and rows are whole sets of lanes; otherwise false, and nothing is
-/// done.
+/// The product with float weights, if `isa` has vector paths and rows are whole sets of lanes; otherwise
+/// false, and nothing is done.
 ///
-/// The caller has checked that `rows` are rows of `w`, that `x` is whole columns, and that `out` holds all results.
+/// The caller has checked that `rows` are rows of `w`, that `x` is whole columns, and that `out` holds all
+/// results.
 pub(crate) fn float_product(isa: Isa, w: &Matrix<'_>, rows: Range<usize>, x: &[f32], out: &Out<'_>) -> bool {
     if isa == Isa::Scalar || !w.k().is_multiple_of(crate::lanes::LANES) {
         return false;
@@ -194,8 +199,8 @@ unsafe fn avx512_decode<F: Coded, const GATHERS: bool>(
     chunk::decode::<Avx512<GATHERS>, F>(from, row_bytes, rows, terms, to)
 }
 
-/// Asks for `bytes` bytes of each of `lanes` lanes, `lane_bytes` apart, to come to the second cache: the lines that begin there. The
-/// addresses need not exist.
+/// Asks for `bytes` bytes of each of `lanes` lanes, `lane_bytes` apart, to come to the second cache: the
+/// lines that begin there. The addresses need not exist.
 #[inline(always)]
 unsafe fn fetch(from: *const u8, lane_bytes: usize, lanes: usize, bytes: usize) {
     use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
@@ -244,8 +249,8 @@ unsafe fn avx512_product<K: Class>(w: &Rows, format: &Decoder, x: &Columns) {
     }
 }
 
-/// Whether gathering from small tables is fast: on Intel's processors without the flaw whose mitigation makes it slow, which
-/// are about those with AVX-VNNI; AMD's assemble a vector from loads faster.
+/// Whether gathering from small tables is fast: on Intel's processors without the flaw whose mitigation makes
+/// it slow, which are about those with AVX-VNNI; AMD's assemble a vector from loads faster.
 fn gathers() -> bool {
     use std::sync::OnceLock;
     static GATHERS: OnceLock<bool> = OnceLock::new();

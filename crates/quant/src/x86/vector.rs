@@ -1,14 +1,15 @@
 //! The few vector operations that the kernels are written in, for 256 and 512 bits.
 //!
-//! Owns the choice of operations; what they compile to is in [`avx2`](super::avx2) and [`avx512`](super::avx512).
+//! Owns the choice of operations; what they compile to is in [`avx2`](super::avx2) and
+//! [`avx512`](super::avx512).
 //!
-//! Safety of everything here: call only where the processor has the features of the implementing type. Pointers must be valid
-//! for the bytes that a function says it reads or writes; none needs an alignment.
+//! Safety of everything here: call only where the processor has the features of the implementing type.
+//! Pointers must be valid for the bytes that a function says it reads or writes; none needs an alignment.
 
 use std::arch::x86_64::__m256i;
 
-/// Something for each of a number of lanes: a closure that is certain to be inlined, and so to be compiled with the features of
-/// the function it is used in.
+/// Something for each of a number of lanes: a closure that is certain to be inlined, and so to be compiled
+/// with the features of the function it is used in.
 pub(super) trait Lanes<T> {
     /// That of lane `i`.
     unsafe fn lane(&self, i: usize) -> T;
@@ -79,17 +80,18 @@ pub(super) trait Vector: Copy {
     /// `c - a * b`, rounded once.
     unsafe fn fnma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
 
-    /// `acc` plus, in every lane, the dot product of its four unsigned bytes of `codes` (at most 128 unless `TAKES_WIDE`) and
-    /// its four signed bytes of `a` (-127..=127).
+    /// `acc` plus, in every lane, the dot product of its four unsigned bytes of `codes` (at most 128 unless
+    /// `TAKES_WIDE`) and its four signed bytes of `a` (-127..=127).
     unsafe fn dot(acc: Self::I, codes: Self::I, a: Self::I) -> Self::I;
     /// The same for codes that stand for `code - 128`.
     unsafe fn dot_wide(acc: Self::I, codes: Self::I, a: Self::I) -> Self::I;
-    /// From one vector for each lane of the result: the sums of its lanes over each half block, as `[block][half]`. With one
-    /// block, the second is the first.
+    /// From one vector for each lane of the result: the sums of its lanes over each half block, as
+    /// `[block][half]`. With one block, the second is the first.
     unsafe fn reduce_halves(v: &impl Lanes<Self::I>) -> [[Self::I; 2]; 2];
     /// The same over each block.
     unsafe fn reduce(v: &impl Lanes<Self::I>) -> [Self::I; 2];
-    /// From one vector for each lane of the result: the sums of its lanes, folded by halves of the vector, then of the halves.
+    /// From one vector for each lane of the result: the sums of its lanes, folded by halves of the vector,
+    /// then of the halves.
     unsafe fn fold(v: &impl Lanes<Self::F>) -> Self::F;
     /// Transposes the `LANES` x `LANES` floats at `p` in place.
     unsafe fn transpose(p: *mut f32);
@@ -110,16 +112,16 @@ pub(super) trait Vector: Copy {
     unsafe fn load_blocks(p: *const u8, stride: usize) -> Self::I;
     /// The 32 bytes at `first`, and those at `second` if there is a second block.
     unsafe fn load_two_blocks(first: *const u8, second: *const u8) -> Self::I;
-    /// For block `b`, the 16 bytes at `p + b * stride` twice: as they are, and shifted right by four bits. Bits above the low
-    /// four are noise.
+    /// For block `b`, the 16 bytes at `p + b * stride` twice: as they are, and shifted right by four bits.
+    /// Bits above the low four are noise.
     unsafe fn load_nibbles(p: *const u8, stride: usize) -> Self::I;
-    /// For block `b`, each of the two groups of 8 bytes at `p + 16 * b` twice: as they are, and shifted right by four bits. Bits
-    /// above the low four are noise.
+    /// For block `b`, each of the two groups of 8 bytes at `p + 16 * b` twice: as they are, and shifted right
+    /// by four bits. Bits above the low four are noise.
     unsafe fn load_nibbles_of_8(p: *const u8) -> Self::I;
     /// The same 32 bytes for each block.
     unsafe fn load_same(p: *const u8) -> Self::I;
-    /// Moves bit `first + b * step` of the bytes of block `b` to bit `to`. The bits are moved as those of 64-bit numbers: what
-    /// comes with them is noise.
+    /// Moves bit `first + b * step` of the bytes of block `b` to bit `to`. The bits are moved as those of
+    /// 64-bit numbers: what comes with them is noise.
     unsafe fn field(v: Self::I, first: usize, step: usize, to: usize) -> Self::I;
     /// The first `LANES / 2` of `words`.
     unsafe fn from_qwords(words: [u64; 8]) -> Self::I;

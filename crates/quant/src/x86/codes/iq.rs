@@ -66,8 +66,8 @@ const TWICE: u8 = 128;
 /// One in every byte.
 const ONES: u64 = 0x0101_0101_0101_0101;
 
-/// The same index, behind a wall that keeps the compiler from computing several in a vector, only to take it apart again for the
-/// loads.
+/// The same index, behind a wall that keeps the compiler from computing several in a vector, only to take it
+/// apart again for the loads.
 #[inline(always)]
 fn alone(mut i: usize) -> usize {
     // SAFETY: no instruction at all.

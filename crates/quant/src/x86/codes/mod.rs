@@ -1,7 +1,7 @@
 //! Every format's bytes as codes and packed scales.
 //!
-//! Owns the vector counterpart of [`formats`](crate::formats), where the layouts are described; the two are compared block by
-//! block. Safety: as [`Coded`](super::chunk::Coded) says.
+//! Owns the vector counterpart of [`formats`](crate::formats), where the layouts are described; the two are
+//! compared block by block. Safety: as [`Coded`](super::chunk::Coded) says.
 
 mod iq;
 mod k;
