@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use strata_engine::chat::{Answer, Part};
 use strata_engine::{Engine, Event, Reason};
 
+use crate::commands::counted;
 use crate::config::Environment;
 use crate::failure::Failure;
 use crate::output::print;
@@ -56,9 +57,10 @@ impl Outcome {
             |rate: Option<f64>| rate.map_or(String::new(), |rate| format!(", {rate:.1} tokens/s"));
         let before = if kept > 0 { format!(" (and {kept} kept)") } else { String::new() };
         format!(
-            "prompt: {} tokens{before}{}; answer: {answered} tokens{}",
-            self.read,
+            "prompt: {}{before}{}; answer: {}{}",
+            counted(self.read as u64, "token"),
             per_second(self.reading_rate()),
+            counted(answered as u64, "token"),
             per_second(self.stepping_rate())
         )
     }

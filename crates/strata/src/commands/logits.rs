@@ -92,6 +92,11 @@ fn read_ids(flag: &str) -> Result<Vec<u32>, Failure> {
 }
 
 fn parse_ids(text: &str, source: &str) -> Result<Vec<u32>, Failure> {
+    // A comma may end the list, but not stand for an id that was forgotten.
+    let mut between = text.trim_end().strip_suffix(',').unwrap_or(text).split(',');
+    if text.contains(',') && between.any(|part| part.trim().is_empty()) {
+        return Err(Failure::usage(format!("{source}: an id is missing before a comma")));
+    }
     let words = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty());
     let ids: Vec<u32> = words
         .map(|word| {
@@ -113,6 +118,11 @@ mod tests {
     fn ids_are_separated_by_commas_or_space() {
         assert_eq!(parse_ids("1,2,3", "--ids").unwrap(), [1, 2, 3]);
         assert_eq!(parse_ids("1\n2, 3\n", "--ids").unwrap(), [1, 2, 3]);
+        assert_eq!(parse_ids("1, 2,\n", "--ids").unwrap(), [1, 2]);
+        for text in ["1,,2", ",1", "1, ,2", "1,2,,"] {
+            let message = parse_ids(text, "--ids").unwrap_err().to_string();
+            assert!(message.contains("before a comma") && message.contains("--ids"), "{message}");
+        }
         for (text, part) in
             [("1,x", "`x`"), ("-1", "`-1`"), ("4294967296", "4294967296"), (" ", "no token ids")]
         {

@@ -10,7 +10,7 @@ pub mod run;
 pub mod synth;
 
 /// So many things of a kind, in words: `1 tensor`, `2 tensors`.
-fn counted(number: impl Into<u128>, one: &str) -> String {
+pub fn counted(number: impl Into<u128>, one: &str) -> String {
     let number = number.into();
     format!("{number} {one}{}", if number == 1 { "" } else { "s" })
 }

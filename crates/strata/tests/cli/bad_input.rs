@@ -120,6 +120,37 @@ fn texts_that_cannot_be_scored() {
         .badly(1, &["tiny.gguf", "compared"]);
 }
 
+/// A copy of the tiny model whose head is nothing but NaN.
+fn broken(place: &Place, name: &str) -> String {
+    let whole = golden("tiny/tiny.gguf");
+    let json = place.run(&["inspect", &whole, "--json", "--tensors"]).json();
+    let tensors = json["tensors"].as_array().unwrap();
+    let head = tensors.iter().find(|tensor| tensor["name"] == "output.weight").unwrap();
+    let of = |value: &serde_json::Value| value.as_u64().unwrap() as usize;
+    let start = of(&head["offset"]);
+    let mut bytes = fs::read(&whole).unwrap();
+    bytes[start..start + of(&head["bytes"])].fill(0xFF);
+    place.write(name, bytes)
+}
+
+/// Oracle: the file that is broken, not the whole one beside it.
+#[test]
+fn broken_values_name_the_model() {
+    let place = Place::new();
+    let (whole, broken) = (golden("tiny/tiny.gguf"), broken(&place, "broken.gguf"));
+    let text = golden("pebble/val/docs.txt");
+    let flags = ["--context", "32", "--windows", "1"];
+    place.run(&["run", &broken, "x", "--raw", "--json"]).badly(1, &["broken.gguf", "damaged"]);
+    place.run(&[&["eval", &broken, &text][..], &flags].concat()).badly(1, &["broken.gguf", "damaged"]);
+    for pair in [[&broken, &whole], [&whole, &broken]] {
+        let args = [&["eval", pair[0], &text, "--against", pair[1]][..], &flags].concat();
+        place.run(&args).badly(1, &["broken.gguf", "damaged"]);
+    }
+    let ended = place.run(&["bench", &broken, "--prompt", "4", "--gen", "0", "--reps", "1"]);
+    assert!(ended.err.contains("warning: ") && ended.err.contains("broken.gguf"), "{ended:?}");
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
 /// Oracle: the path, and no file of any name in the folder.
 #[test]
 fn outputs_that_cannot_be_written() {
