@@ -237,7 +237,7 @@ mod tests {
             steps: 0,
             stepping: Duration::ZERO,
         };
-        assert_eq!(outcome.speed(0, 1), "prompt: 50 tokens, 100.0 tokens/s; answer: 1 tokens");
+        assert_eq!(outcome.speed(0, 1), "prompt: 50 tokens, 100.0 tokens/s; answer: 1 token");
         let outcome = Outcome { steps: 9, stepping: Duration::from_secs(3), ..outcome };
         assert_eq!(
             outcome.speed(7, 10),
