@@ -1,11 +1,13 @@
 //! What ops cost at the demo model's geometry: one row (decode, position 500) and 512 rows (a prompt).
 //!
-//! `cargo bench -p strata-cpu --bench ops`; `STRATA_BENCH_THREADS` sets the threads (2).
+//! `cargo bench -p strata-cpu --bench ops`; `STRATA_BENCH_THREADS` sets the threads (2), `STRATA_BENCH_GRAIN` the least
+//! work worth another task.
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use strata_backend::{GdnShape, KvFormat, MoeShape, NgramShape, Op, QsaShape, Shape, Window};
 use strata_quant::{Format, Isa};
+use strata_topology::{Role, Topology, spawn};
 
 #[allow(dead_code)]
 #[path = "../tests/ops/rig.rs"]
@@ -13,7 +15,18 @@ mod rig;
 use rig::*;
 
 fn main() {
-    divan::main();
+    // The calling thread is one of the pool's: it belongs on a CPU of its own.
+    let assignment = Topology::read().assign(Some(threads())).unwrap();
+    eprint!("{assignment}");
+    spawn(Role::Driver, assignment.set(Role::Driver), "driver", divan::main).unwrap().join().unwrap();
+}
+
+fn threads() -> usize {
+    number("STRATA_BENCH_THREADS").unwrap_or(2)
+}
+
+fn number(name: &str) -> Option<usize> {
+    std::env::var(name).ok().and_then(|n| n.parse().ok())
 }
 
 /// The demo model's widths and formats; one layer of each kind.
@@ -46,9 +59,9 @@ fn pebble() -> Recipe {
         context: 1024,
         window: 512,
         sequences: 1,
-        threads: std::env::var("STRATA_BENCH_THREADS").ok().and_then(|n| n.parse().ok()).unwrap_or(2),
+        threads: threads(),
         isa: Isa::detect(),
-        grain: None,
+        grain: number("STRATA_BENCH_GRAIN"),
         seed: 1,
     }
 }

@@ -23,8 +23,9 @@ pub(crate) const TILE: usize = 32;
 /// Weights of an op up to this size stay in a core's own cache while it takes tiles through them, bytes.
 const PRIVATE: usize = 2 << 20;
 
-/// The least work worth another task, in products of a block format (about 16 a nanosecond): a region costs 1 to 2 us.
-pub(crate) const GRAIN: usize = 24 << 10;
+/// The least work worth another task, in products of a block format (about 16 a nanosecond). A region costs 1 to 2 us, most of
+/// it for moving what one core has written to the other.
+pub(crate) const GRAIN: usize = 36 << 10;
 
 /// Floats to plan on top of what an op takes: see [`Scratch::take`].
 pub(crate) const SLACK: usize = 8 * 16;
@@ -151,9 +152,13 @@ impl<'p> Team<'p> {
     /// Multiplies every job's matrix with the input.
     pub(crate) fn products(&self, input: Input<'_>, jobs: &mut [Job<'_>]) {
         let cols = input.x.len() / input.k;
-        // Float weights have a quarter of the products per register.
-        let per_row = |w: &Matrix<'_>| w.k() * if w.format().is_float() { 4 } else { 1 };
-        let work: usize = jobs.iter().map(|job| job.w.rows() * per_row(&job.w) * cols).sum();
+        // Float weights have a quarter of the products per register; a byte that comes from beyond a core's own caches, as
+        // weights do in a decode step, takes as long as 1.6 products.
+        let row = |w: &Matrix<'_>| {
+            let bytes = w.format().row_bytes(w.k()).unwrap_or(0);
+            (w.k() * cols * if w.format().is_float() { 4 } else { 1 }).max(bytes * 8 / 5)
+        };
+        let work: usize = jobs.iter().map(|job| job.w.rows() * row(&job.w)).sum();
         products(self.pool, self.isa, self.tasks(work), input, jobs);
     }
 }

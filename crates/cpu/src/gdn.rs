@@ -97,7 +97,7 @@ impl CpuBackend {
             let state = state.ok_or_else(|| failed(format!("layer {} has no GDN state", layer.0)))?;
             // A task has a key head's strips, or an even part of them where that makes too few tasks for the threads.
             let group = columns(&g) / STRIP / g.key_heads;
-            let tasks = team.tasks(n * values * g.key_dim);
+            let tasks = team.tasks(12 * n * values * g.key_dim);
             let mut own = group;
             while slots.len() * g.key_heads * (group / own) < tasks.min(team.threads())
                 && own.is_multiple_of(2)
