@@ -67,8 +67,6 @@ impl Build for Cpu {
 /// Computes ops on the CPU. Made by [`Cpu`]. An op is done when `submit` returns.
 pub struct CpuBackend {
     pub(crate) spec: Spec,
-    pub(crate) isa: Isa,
-    pub(crate) grain: usize,
     pub(crate) crew: Crew,
     pub(crate) weights: Weights,
     pub(crate) buffers: Buffers,
@@ -118,17 +116,16 @@ impl CpuBackend {
             unit_count: 0,
         };
         let state = State::new(&spec, &described.layers, arena)?;
-        let crew = Crew::new(cpu.pool);
+        let crew = Crew::new(cpu.pool, cpu.isa, cpu.grain);
+        let team = crew.team();
         if let Some(q) = spec.shape.qsa.as_ref().filter(|q| q.rotary > 0) {
-            let grain = spec.context.div_ceil(64 * crew.pool().threads()).max(1);
-            run(Some(crew.pool()), Grid::rows(&mut rope, q.rotary, grain), |task, part| {
+            let grain = spec.context.div_ceil(64 * team.threads()).max(1);
+            run(team.pool, Grid::rows(&mut rope, q.rotary, grain), |task, part| {
                 rope::fill(q, task * grain, part.into_slice());
             });
         }
         let acts = (0..sizes.places).map(|_| Activations::new(sizes.k_max, TILE)).collect();
         Ok(CpuBackend {
-            isa: cpu.isa,
-            grain: cpu.grain,
             crew,
             weights,
             buffers: Buffers::new(buffers),
@@ -195,8 +192,9 @@ fn check(shape: &Shape) -> Result<(), BackendError> {
 
 impl Backend for CpuBackend {
     fn name(&self) -> String {
-        let threads = self.crew.pool().threads();
-        format!("cpu ({}, {threads} thread{})", self.isa, if threads == 1 { "" } else { "s" })
+        let team = self.crew.team();
+        let threads = team.threads();
+        format!("cpu ({}, {threads} thread{})", team.isa, if threads == 1 { "" } else { "s" })
     }
 
     fn begin_step(&mut self) {

@@ -90,8 +90,12 @@ impl<'p> Team<'p> {
     /// Into how many tasks to cut `work`.
     pub(crate) fn tasks(&self, work: usize) -> usize {
         let threads = self.threads();
-        // A few more than threads: a worker that is late then costs less.
-        if threads == 1 || work < 2 * self.grain { 1 } else { (work / self.grain).min(4 * threads) }
+        if threads == 1 || work < 2 * self.grain {
+            return 1;
+        }
+        // One task each costs least; a few more where there is much to do, so that a worker that is late costs less.
+        let most = if work > 64 * threads * self.grain { 4 * threads } else { threads };
+        (work / self.grain).min(most)
     }
 
     /// How many of `rows` rows of `work` each make a task.

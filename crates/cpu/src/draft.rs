@@ -3,7 +3,7 @@
 use strata_backend::{BackendError, Buffer, Shape, Weight};
 
 use crate::backend::CpuBackend;
-use crate::bench::{Spread, Team};
+use crate::bench::Spread;
 use crate::embed::check_tokens;
 use crate::norm;
 use crate::shared::{Grid, Job};
@@ -34,7 +34,7 @@ impl CpuBackend {
     ) -> Result<usize, BackendError> {
         let Shape { hidden: d, streams: s, vocab, norm_eps: eps, .. } = self.spec.shape;
         let wide = s * d;
-        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
+        let team = self.crew.team();
         let table = self.weights.matrix(w.table, vocab, d)?;
         let eh_proj = self.weights.matrix(w.eh_proj, d, 2 * d)?;
         let [e_norm, h_norm] = [self.weights.vector(w.e_norm, d)?, self.weights.vector(w.h_norm, wide)?];

@@ -4,7 +4,7 @@ use strata_backend::{BackendError, Buffer, Weight};
 use strata_quant::Matrix;
 
 use crate::backend::CpuBackend;
-use crate::bench::{Spread, Team};
+use crate::bench::Spread;
 use crate::failed;
 use crate::shared::Grid;
 
@@ -16,7 +16,7 @@ impl CpuBackend {
         let table = self.weights.matrix(table, vocab, d)?;
         check_tokens(tokens, &table)?;
         let [x] = self.buffers.get([(x, tokens.len(), wide)])?;
-        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
+        let team = self.crew.team();
         let by = Spread::new(team, tokens.len(), 0);
         let split = Grid::rows(x, wide, by.grain);
         by.run(&mut self.bench, split, |_, rows, x, _| {

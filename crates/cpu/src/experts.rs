@@ -66,7 +66,7 @@ impl CpuBackend {
         let (d, moe) = (self.spec.shape.hidden, self.spec.shape.moe);
         let routing = &self.routing;
         grouped(routing, rows)?;
-        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
+        let team = self.crew.team();
         let [u] = self.buffers.get([(u, rows, d)])?;
         let count = routing.unit_count;
         let mut scales = [None; 3];
@@ -118,7 +118,7 @@ impl CpuBackend {
     ) -> Result<usize, BackendError> {
         let Shape { hidden: d, moe, .. } = self.spec.shape;
         let width = moe.shared_width;
-        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
+        let team = self.crew.team();
         let [gate, up] = [self.weights.matrix(w.gate, width, d)?, self.weights.matrix(w.up, width, d)?];
         let down = self.weights.matrix(w.down, d, width)?;
         let scalar = self.weights.vector(w.scalar, d)?;

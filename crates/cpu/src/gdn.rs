@@ -10,7 +10,7 @@ use strata_backend::{BackendError, Buffer, GdnShape, GdnWeights, Layer, Shape, S
 use strata_quant::{Isa, dispatch, lanes, math};
 
 use crate::backend::CpuBackend;
-use crate::bench::{Scratch, Spread, Team};
+use crate::bench::{Scratch, Spread};
 use crate::recurrent::{Kind, place, strips};
 use crate::shared::{Grid, Job, Picked, Tile, run_on};
 use crate::spans::Piece;
@@ -44,7 +44,7 @@ impl CpuBackend {
         y: Buffer,
     ) -> Result<usize, BackendError> {
         let rows = crate::spans::check(&self.spec, spans)?;
-        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
+        let team = self.crew.team();
         let Shape { hidden: d, norm_eps: eps, .. } = self.spec.shape;
         let g = self.spec.shape.gdn.ok_or_else(|| failed("a GDN op for a model without GDN layers"))?;
         let (channels, heads, values) = (g.channels(), g.value_heads, g.value_width());

@@ -3,7 +3,7 @@
 use strata_backend::{BackendError, Buffer, MixerWeights, Shape, Weight};
 
 use crate::backend::CpuBackend;
-use crate::bench::{Scratch, Spread, Team};
+use crate::bench::{Scratch, Spread};
 use crate::mixer::{self, Mixer};
 use crate::shared::{Grid, Job};
 use crate::weights;
@@ -26,7 +26,7 @@ impl CpuBackend {
         let shape = &self.spec.shape;
         let Shape { hidden: d, streams, vocab, .. } = *shape;
         let (wide, last) = (streams * d, rows.iter().max().map_or(0, |&row| row as usize + 1));
-        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
+        let team = self.crew.team();
         let mixer = Mixer::new(&self.weights, shape, w, false)?;
         let output = self.weights.matrix(output, vocab, d)?;
         let bytes = weights::bytes(&output) + mixer.bytes();

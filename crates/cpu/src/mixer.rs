@@ -64,7 +64,7 @@ impl CpuBackend {
     ) -> Result<usize, BackendError> {
         let shape = &self.spec.shape;
         let (d, s) = (shape.hidden, shape.streams);
-        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
+        let team = self.crew.team();
         let mixer = Mixer::new(&self.weights, shape, w, true)?;
         let [x, u, inject] = self.buffers.get([(x, rows, s * d), (u, rows, d), (inject, rows, s)])?;
         let x = &*x;
@@ -86,7 +86,7 @@ impl CpuBackend {
         x: Buffer,
     ) -> Result<usize, BackendError> {
         let (d, s) = (self.spec.shape.hidden, self.spec.shape.streams);
-        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
+        let team = self.crew.team();
         let [y, inject, x] = self.buffers.get([(y, rows, d), (inject, rows, s), (x, rows, s * d)])?;
         team.rows(x, s * d, s * d, |range, x| {
             let rows = (&y[range.start * d..range.end * d], &inject[range.start * s..range.end * s]);

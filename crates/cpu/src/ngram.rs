@@ -10,7 +10,7 @@ use strata_backend::{BackendError, Buffer, Layer, NgramShape, NgramWeights, Shap
 use strata_quant::{Format, dequantise, dispatch, lanes, math};
 
 use crate::backend::CpuBackend;
-use crate::bench::{Scratch, Spread, Team};
+use crate::bench::{Scratch, Spread};
 use crate::recurrent::Kind;
 use crate::shared::{Grid, Job, run};
 use crate::spans::Piece;
@@ -39,7 +39,7 @@ impl CpuBackend {
         x: Buffer,
     ) -> Result<usize, BackendError> {
         let rows = crate::spans::check(&self.spec, spans)?;
-        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
+        let team = self.crew.team();
         let Shape { hidden: d, streams: s, norm_eps: eps, .. } = self.spec.shape;
         let g = self.spec.shape.ngram.ok_or_else(|| failed("an n-gram op for a model without n-grams"))?;
         let (wide, embedded) = (s * d, g.heads * g.row);

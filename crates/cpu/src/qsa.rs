@@ -56,7 +56,7 @@ impl CpuBackend {
         y: Buffer,
     ) -> Result<usize, BackendError> {
         let rows = crate::spans::check(&self.spec, spans)?;
-        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
+        let team = self.crew.team();
         let Shape { hidden: d, norm_eps: eps, ref qsa, .. } = self.spec.shape;
         let q = qsa.as_ref().ok_or_else(|| failed("an attention op for a model without attention"))?;
         let (kv, heads, ni, di) = (q.kv_heads * q.head_dim, q.heads * q.head_dim, q.index_heads, q.index_dim);

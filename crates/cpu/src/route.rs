@@ -10,7 +10,7 @@ use strata_plan::Block;
 use strata_quant::{dispatch, lanes, math};
 
 use crate::backend::CpuBackend;
-use crate::bench::{Spread, TILE, Team};
+use crate::bench::{Spread, TILE};
 use crate::failed;
 use crate::shared::{Grid, Job};
 
@@ -56,7 +56,7 @@ impl CpuBackend {
         let router = self.weights.matrix(router, moe.experts, d)?;
         let [u] = self.buffers.get([(u, rows, d)])?;
         let u = &*u;
-        let team = Team { pool: Some(self.crew.pool()), isa: self.isa, grain: self.grain };
+        let team = self.crew.team();
         let routing = &mut self.routing;
         if rows > self.spec.window {
             return Err(failed(format!("{rows} rows to route in windows of {}", self.spec.window)));

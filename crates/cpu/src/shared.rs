@@ -16,7 +16,7 @@ use std::ops::Range;
 use strata_quant::{Activations, Columns, Isa, Matrix, Out, matmul};
 use strata_topology::{Pool, Step};
 
-use crate::bench::{Bench, Scratch};
+use crate::bench::{Bench, Scratch, Team};
 
 /// Memory cut into one part per task.
 ///
@@ -385,22 +385,24 @@ unsafe fn product(isa: Isa, job: &Job<'_>, rows: Range<usize>, input: Input<'_>)
     }
 }
 
-/// A pool, and the step that is running on it (see [`Pool::step`]).
+/// A pool with what it computes by, and the step that is running on it (see [`Pool::step`]).
 pub(crate) struct Crew {
     /// Borrows `pool`; first, so that it is dropped first.
     step: Option<Step<'static>>,
     pool: Box<Pool>,
+    isa: Isa,
+    grain: usize,
 }
 
 impl Crew {
     /// No step is running.
-    pub(crate) fn new(pool: Pool) -> Crew {
-        Crew { step: None, pool: Box::new(pool) }
+    pub(crate) fn new(pool: Pool, isa: Isa, grain: usize) -> Crew {
+        Crew { step: None, pool: Box::new(pool), isa, grain }
     }
 
-    /// The pool.
-    pub(crate) fn pool(&self) -> &Pool {
-        &self.pool
+    /// Everyone.
+    pub(crate) fn team(&self) -> Team<'_> {
+        Team { pool: Some(&self.pool), isa: self.isa, grain: self.grain }
     }
 
     /// Begins a step, unless one is running.

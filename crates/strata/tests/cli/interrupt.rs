@@ -91,9 +91,16 @@ fn ends_a_conversation_that_waits() {
         out.read_line(&mut line).unwrap();
         assert!(line.contains("/help"), "{line}");
         interrupt(&child);
+        // Only so that a program that goes on waiting fails the test instead of hanging it.
+        for _ in 0..3000 {
+            if child.try_wait().unwrap().is_some() {
+                break;
+            }
+            sleep(Duration::from_millis(10));
+        }
+        drop(pipe);
         let ended = Ended::of(child.wait_with_output().unwrap());
         assert_eq!((ended.code, ended.err.as_str()), (Some(130), ""));
-        drop(pipe);
     }
 }
 
