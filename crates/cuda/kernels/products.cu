@@ -1,0 +1,97 @@
+// Dense products, activation quantisation and row decoding.
+#include "few.cuh"
+
+using namespace strata;
+
+/// See `ops/products.rs`, which has the same structs.
+struct QuantiseParams {
+    const float* x;
+    int8_t* q;
+    float* d;
+    uint32_t* sums;
+    uint64_t blocks;
+};
+
+/// A warp a block of 32 values.
+extern "C" __global__ void __launch_bounds__(256) strata_quantise(const __grid_constant__ QuantiseParams p) {
+    const uint64_t block = (uint64_t(blockIdx.x) * blockDim.x + threadIdx.x) / WARP;
+    const int lane = threadIdx.x % WARP;
+    if (block >= p.blocks) {
+        return;
+    }
+    const Quantised result = quantise(p.x[block * 32 + lane]);
+    p.q[block * 32 + lane] = int8_t(result.q);
+    if (lane == 0) {
+        p.d[block] = result.d;
+        p.sums[block] = result.sums;
+    }
+}
+
+struct ProductParams {
+    const uint8_t* weights;
+    Columns x;
+    /// `[cols][rows]`
+    float* out;
+    /// What finished sums are multiplied with, or null.
+    const float* scale;
+    uint32_t rows, cols, k;
+};
+
+constexpr int THREADS = 128;
+
+template <class F, int ROWS, int COLS>
+__device__ void product(const ProductParams& p) {
+    using Product = Few<F, ROWS, COLS, THREADS>;
+    extern __shared__ __align__(16) uint8_t raw[];
+    auto& shared = *reinterpret_cast<typename Product::Shared*>(raw);
+    const uint32_t first = blockIdx.x * ROWS, col = blockIdx.y * COLS;
+    const int units = p.k / 32, rows = min(uint32_t(ROWS), p.rows - first), cols = min(uint32_t(COLS), p.cols - col);
+    const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
+    const Columns x = {p.x.q + size_t(col) * p.k, p.x.d + size_t(col) * units, p.x.sums + size_t(col) * units};
+    float sum = Product::product(shared, p.weights + first * row_bytes, rows, x, cols, units);
+    const int c = threadIdx.x / ROWS, r = threadIdx.x % ROWS;
+    if (c < cols && r < rows) {
+        if (p.scale != nullptr) {
+            sum = sum * *p.scale;
+        }
+        p.out[size_t(col + c) * p.rows + first + r] = sum;
+    }
+}
+
+struct DecodeParams {
+    const uint8_t* weights;
+    float* out;
+    uint64_t units;
+};
+
+template <class F>
+__device__ void decode(const DecodeParams& p) {
+    const uint64_t unit = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (unit >= p.units) {
+        return;
+    }
+    constexpr int PER_BLOCK = F::LEN / 32;
+    const Unit u = F::unit(p.weights + unit / PER_BLOCK * F::BYTES, unit % PER_BLOCK, F::codebook());
+    for (int i = 0; i < 32; i++) {
+        const int half = i / 16;
+        const float scale = u.d[half] * float(u.s[half]), minimum = u.d_min * float(u.m[half]);
+        const float value = scale * float(int8_t(u.w[i / 4] >> (i % 4 * 8)));
+        p.out[unit * 32 + i] = F::MINIMUM == 0 ? value : F::MINIMUM > 0 ? value + minimum : value - minimum;
+    }
+}
+
+#define STRATA_KERNELS(F, NAME)                                                                                     \
+    extern "C" __device__ uint32_t strata_product_1_##NAME##_shared = sizeof(Few<F, 16, 1, THREADS>::Shared);       \
+    extern "C" __device__ uint32_t strata_product_8_##NAME##_shared = sizeof(Few<F, 8, 8, THREADS>::Shared);        \
+    extern "C" __global__ void __launch_bounds__(THREADS) strata_product_1_##NAME(                                  \
+        const __grid_constant__ ProductParams p) {                                                                 \
+        product<F, 16, 1>(p);                                                                                      \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS) strata_product_8_##NAME(                                  \
+        const __grid_constant__ ProductParams p) {                                                                 \
+        product<F, 8, 8>(p);                                                                                       \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(256) strata_decode_##NAME(const __grid_constant__ DecodeParams p) { \
+        decode<F>(p);                                                                                              \
+    }
+STRATA_BLOCK_FORMATS(STRATA_KERNELS)

@@ -1,0 +1,145 @@
+//! Memory of the GPU, and host memory that it reads and writes by itself.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use bytemuck::Pod;
+
+use super::table::DevicePtr;
+use super::{Context, DriverError, call};
+
+/// An allocation in device memory.
+pub struct DeviceMemory {
+    context: Context,
+    at: DevicePtr,
+    len: usize,
+}
+
+impl DeviceMemory {
+    /// Takes `len` bytes, with whatever is in them.
+    pub fn new(context: &Context, len: usize) -> Result<DeviceMemory, DriverError> {
+        let mut at = 0;
+        // SAFETY: writes one address; the driver refuses zero bytes.
+        unsafe { call!(context.table(), allocate(&mut at, len.max(1))) }?;
+        Ok(DeviceMemory { context: context.clone(), at, len })
+    }
+
+    /// All of it.
+    pub fn slice<T: Pod>(&self) -> DeviceSlice<T> {
+        DeviceSlice { at: self.at, len: self.len / size_of::<T>(), of: PhantomData }
+    }
+
+    /// `len` values from byte `first` on.
+    ///
+    /// # Panics
+    /// If they don't lie inside, or aren't aligned.
+    pub fn part<T: Pod>(&self, first: usize, len: usize) -> DeviceSlice<T> {
+        assert!(first.is_multiple_of(align_of::<T>()), "byte {first} is not aligned");
+        let end = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(first));
+        assert!(end.is_some_and(|end| end <= self.len), "{len} values at byte {first} of {} bytes", self.len);
+        DeviceSlice { at: self.at + first as u64, len, of: PhantomData }
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`. Freeing waits for the work that still uses it.
+        unsafe { (self.context.table().free)(self.at) };
+    }
+}
+
+/// A place of `len` values in device memory: an address, as kernels take it. Copies are the same place, and it does not keep its memory
+/// alive: whoever launches a kernel on it answers for that.
+#[derive(Debug, PartialEq, Eq)]
+pub struct DeviceSlice<T> {
+    at: DevicePtr,
+    len: usize,
+    of: PhantomData<T>,
+}
+
+impl<T> Clone for DeviceSlice<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for DeviceSlice<T> {}
+
+impl<T: Pod> DeviceSlice<T> {
+    /// The address.
+    pub fn address(self) -> u64 {
+        self.at
+    }
+
+    /// Values.
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes.
+    pub fn bytes(self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If it isn't inside.
+    pub fn range(self, range: Range<usize>) -> DeviceSlice<T> {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} values", self.len);
+        DeviceSlice { at: self.at + (range.start * size_of::<T>()) as u64, len: range.len(), of: PhantomData }
+    }
+}
+
+/// Host memory that the GPU copies from and to by itself.
+pub struct PinnedMemory<T> {
+    context: Context,
+    at: *mut T,
+    len: usize,
+}
+
+// SAFETY: it owns its memory, as a `Box<[T]>` would.
+unsafe impl<T: Send> Send for PinnedMemory<T> {}
+
+impl<T: Pod> PinnedMemory<T> {
+    /// Takes room for `len` values, zeroed.
+    pub fn new(context: &Context, len: usize) -> Result<PinnedMemory<T>, DriverError> {
+        let mut at: *mut c_void = std::ptr::null_mut();
+        let bytes = (len * size_of::<T>()).max(1);
+        // SAFETY: the driver writes a pointer to that many bytes, aligned to a page; all-zero bytes are a value of a `Pod` type.
+        unsafe {
+            call!(context.table(), allocate_host(&mut at, bytes, 0))?;
+            at.cast::<u8>().write_bytes(0, bytes);
+        }
+        Ok(PinnedMemory { context: context.clone(), at: at.cast(), len })
+    }
+}
+
+impl<T> std::ops::Deref for PinnedMemory<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: `len` values that live as long as this.
+        unsafe { std::slice::from_raw_parts(self.at, self.len) }
+    }
+}
+
+impl<T> std::ops::DerefMut for PinnedMemory<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and borrowed by nobody else.
+        unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }
+    }
+}
+
+impl<T> Drop for PinnedMemory<T> {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`. Freeing waits for the copies that still use it.
+        unsafe { (self.context.table().free_host)(self.at.cast()) };
+    }
+}

@@ -1,0 +1,204 @@
+//! Work in order: streams, points in them, and recorded graphs.
+
+use bytemuck::Pod;
+
+use super::memory::{DeviceSlice, PinnedMemory};
+use super::table::Opaque;
+use super::{Context, DriverError, call};
+
+const NON_BLOCKING: u32 = 1;
+/// Whoever waits for an event sleeps.
+const EVENT_BLOCKING_SYNC: u32 = 1;
+const CAPTURE_THREAD_LOCAL: i32 = 1;
+
+/// A queue of work on the GPU.
+pub struct Stream {
+    context: Context,
+    raw: Opaque,
+}
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    /// A new queue.
+    pub fn new(context: &Context) -> Result<Stream, DriverError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        unsafe { call!(context.table(), stream_create(&mut raw, NON_BLOCKING)) }?;
+        Ok(Stream { context: context.clone(), raw })
+    }
+
+    pub(super) fn raw(&self) -> Opaque {
+        self.raw
+    }
+
+    /// Sleeps until everything queued is done.
+    pub fn synchronize(&self) -> Result<(), DriverError> {
+        // SAFETY: the stream is alive.
+        unsafe { call!(self.context.table(), stream_synchronize(self.raw)) }
+    }
+
+    /// Copies to the device and waits: for loading, where the source may be any memory.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn upload<T: Pod>(&self, from: &[T], to: DeviceSlice<T>) -> Result<(), DriverError> {
+        assert_eq!(from.len(), to.len());
+        // SAFETY: the source is borrowed until the copy is done.
+        unsafe {
+            call!(
+                self.context.table(),
+                copy_to_device(to.address(), from.as_ptr().cast(), to.bytes(), self.raw)
+            )
+        }?;
+        self.synchronize()
+    }
+
+    /// Copies to the host and waits.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn download<T: Pod>(&self, from: DeviceSlice<T>, to: &mut [T]) -> Result<(), DriverError> {
+        assert_eq!(from.len(), to.len());
+        // SAFETY: the target is borrowed until the copy is done.
+        unsafe {
+            call!(
+                self.context.table(),
+                copy_to_host(to.as_mut_ptr().cast(), from.address(), from.bytes(), self.raw)
+            )
+        }?;
+        self.synchronize()
+    }
+
+    /// Queues a copy of the first values of pinned memory to the device.
+    ///
+    /// # Safety
+    /// Nobody writes to `from`, nor frees it, before the copy is done.
+    pub unsafe fn queue_upload<T: Pod>(
+        &self,
+        from: &PinnedMemory<T>,
+        to: DeviceSlice<T>,
+    ) -> Result<(), DriverError> {
+        assert!(to.len() <= from.len());
+        // SAFETY: lengths checked; the caller keeps the source as it is.
+        unsafe {
+            call!(
+                self.context.table(),
+                copy_to_device(to.address(), from.as_ptr().cast(), to.bytes(), self.raw)
+            )
+        }
+    }
+
+    /// Queues setting every byte.
+    pub fn fill<T: Pod>(&self, to: DeviceSlice<T>, byte: u8) -> Result<(), DriverError> {
+        // SAFETY: the place is in device memory.
+        unsafe { call!(self.context.table(), fill(to.address(), byte, to.bytes(), self.raw)) }
+    }
+
+    /// Records what `work` queues instead of running it.
+    pub fn record<E: From<DriverError>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
+        let table = self.context.table();
+        // SAFETY: the stream is alive; the recording ends below, whatever `work` returns.
+        unsafe { call!(table, capture_begin(self.raw, CAPTURE_THREAD_LOCAL)) }?;
+        let done = work();
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: writes one handle, null for a recording that failed.
+        let ended = unsafe { call!(table, capture_end(self.raw, &mut graph)) };
+        let mut exec = std::ptr::null_mut();
+        let made = match (&done, &ended) {
+            // SAFETY: the graph is alive.
+            (Ok(()), Ok(())) => unsafe { call!(table, graph_instantiate(&mut exec, graph, 0)) },
+            _ => Ok(()),
+        };
+        if !graph.is_null() {
+            // SAFETY: made above; what was instantiated from it does not need it.
+            unsafe { (table.graph_destroy)(graph) };
+        }
+        done?;
+        ended?;
+        made?;
+        Ok(Graph { context: self.context.clone(), raw: exec })
+    }
+
+    /// Queues recorded work.
+    pub fn replay(&self, graph: &Graph) -> Result<(), DriverError> {
+        // SAFETY: both are alive.
+        unsafe { call!(self.context.table(), graph_launch(graph.raw, self.raw)) }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`; its work goes on.
+        unsafe { (self.context.table().stream_destroy)(self.raw) };
+    }
+}
+
+/// Recorded work.
+pub struct Graph {
+    context: Context,
+    raw: Opaque,
+}
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: instantiated by `record`; running work is finished first.
+        unsafe { (self.context.table().graph_exec_destroy)(self.raw) };
+    }
+}
+
+/// A point in a stream.
+pub struct Event {
+    context: Context,
+    raw: Opaque,
+}
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// An event that lies at no point yet.
+    pub fn new(context: &Context) -> Result<Event, DriverError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        unsafe { call!(context.table(), event_create(&mut raw, EVENT_BLOCKING_SYNC)) }?;
+        Ok(Event { context: context.clone(), raw })
+    }
+
+    /// Moves it after everything queued so far.
+    pub fn record(&self, stream: &Stream) -> Result<(), DriverError> {
+        // SAFETY: both are alive.
+        unsafe { call!(self.context.table(), event_record(self.raw, stream.raw)) }
+    }
+
+    /// Sleeps until it is reached.
+    pub fn wait(&self) -> Result<(), DriverError> {
+        // SAFETY: the event is alive.
+        unsafe { call!(self.context.table(), event_synchronize(self.raw)) }
+    }
+
+    /// Has a stream wait for it.
+    pub fn hold(&self, stream: &Stream) -> Result<(), DriverError> {
+        // SAFETY: both are alive.
+        unsafe { call!(self.context.table(), stream_wait(stream.raw, self.raw, 0)) }
+    }
+
+    /// Milliseconds from `earlier` to this one, both reached.
+    pub fn milliseconds_since(&self, earlier: &Event) -> Result<f32, DriverError> {
+        let mut time = 0.0;
+        // SAFETY: writes one float.
+        unsafe { call!(self.context.table(), event_elapsed(&mut time, earlier.raw, self.raw)) }?;
+        Ok(time)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`.
+        unsafe { (self.context.table().event_destroy)(self.raw) };
+    }
+}

@@ -1,0 +1,193 @@
+//! Dense products, activation quantisation and row decoding: `kernels/products.cu`.
+
+use strata_quant::Format;
+
+use super::{OpError, module};
+use crate::driver::{Context, DeviceMemory, DeviceSlice, DriverError, Grid, Kernel, Stream};
+
+/// Quantised columns in device memory: `cols` of `k` values.
+#[derive(Debug, Clone, Copy)]
+pub struct Columns {
+    /// `[cols][k]`
+    pub q: DeviceSlice<i8>,
+    /// `[cols][k / 32]`
+    pub d: DeviceSlice<f32>,
+    /// `[cols][k / 32]`: sums of 16 values, two to a word.
+    pub sums: DeviceSlice<u32>,
+}
+
+impl Columns {
+    /// Bytes that [`Columns::new`] wants.
+    pub fn bytes_for(k: usize, cols: usize) -> usize {
+        cols * (k + k / 32 * 8)
+    }
+
+    /// Places columns in `memory`.
+    ///
+    /// # Panics
+    /// If `k` is no multiple of 32 or there isn't the room.
+    pub fn new(memory: &DeviceMemory, k: usize, cols: usize) -> Columns {
+        assert!(k.is_multiple_of(32), "columns are quantised per 32 values, not {k}");
+        let (values, blocks) = (k * cols, k / 32 * cols);
+        Columns {
+            q: memory.part(0, values),
+            d: memory.part(values, blocks),
+            sums: memory.part(values + 4 * blocks, blocks),
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct QuantiseParams {
+    x: u64,
+    q: u64,
+    d: u64,
+    sums: u64,
+    blocks: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ProductParams {
+    weights: u64,
+    q: u64,
+    d: u64,
+    sums: u64,
+    out: u64,
+    scale: u64,
+    rows: u32,
+    cols: u32,
+    k: u32,
+    padding: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DecodeParams {
+    weights: u64,
+    out: u64,
+    units: u64,
+}
+
+/// The kernels of one block format.
+struct OfFormat {
+    one: Kernel<ProductParams>,
+    eight: Kernel<ProductParams>,
+    decode: Kernel<DecodeParams>,
+}
+
+/// Products with block-format weights, bit for bit those of every other backend.
+pub struct Products {
+    quantise: Kernel<QuantiseParams>,
+    formats: Vec<(Format, OfFormat)>,
+}
+
+/// Threads of a product's block.
+const THREADS: u32 = 128;
+impl Products {
+    /// Loads the kernels.
+    pub fn new(context: &Context) -> Result<Products, OpError> {
+        let module = module(context, "products")?;
+        let formats = Format::ALL.into_iter().filter(|format| !format.is_float());
+        let of_format = |format: Format| {
+            let name = format.name().to_lowercase();
+            let kernels = OfFormat {
+                one: module.kernel(&format!("strata_product_1_{name}"))?,
+                eight: module.kernel(&format!("strata_product_8_{name}"))?,
+                decode: module.kernel(&format!("strata_decode_{name}"))?,
+            };
+            Ok((format, kernels))
+        };
+        Ok(Products {
+            quantise: module.kernel("strata_quantise")?,
+            formats: formats.map(of_format).collect::<Result<_, DriverError>>()?,
+        })
+    }
+
+    fn of(&self, format: Format) -> &OfFormat {
+        let found = self.formats.iter().find(|(other, _)| *other == format);
+        &found.unwrap_or_else(|| panic!("{format} is no block format")).1
+    }
+
+    /// Quantises `x`, `[cols][k]`.
+    ///
+    /// # Panics
+    /// If the columns have no room for it.
+    pub fn quantise(&self, stream: &Stream, x: DeviceSlice<f32>, to: &Columns) -> Result<(), DriverError> {
+        let blocks = x.len() / 32;
+        assert!(
+            x.len().is_multiple_of(32)
+                && x.len() <= to.q.len()
+                && blocks <= to.d.len()
+                && blocks <= to.sums.len()
+        );
+        let p = QuantiseParams {
+            x: x.address(),
+            q: to.q.address(),
+            d: to.d.address(),
+            sums: to.sums.address(),
+            blocks: blocks as u64,
+        };
+        let grid = Grid { blocks: [blocks.div_ceil(8) as u32, 1, 1], threads: 256 };
+        // SAFETY: the sizes were compared above.
+        unsafe { self.quantise.launch(stream, grid, &p) }
+    }
+
+    /// `out[col][row] = w[row] . x[col]` for `rows` rows of `k` weights and `cols` columns; times `scale`'s one value, where there is one.
+    ///
+    /// # Panics
+    /// If the sizes don't fit together.
+    #[allow(clippy::too_many_arguments)]
+    pub fn product(
+        &self,
+        stream: &Stream,
+        (format, weights): (Format, DeviceSlice<u8>),
+        [rows, k, cols]: [usize; 3],
+        x: &Columns,
+        scale: Option<DeviceSlice<f32>>,
+        out: DeviceSlice<f32>,
+    ) -> Result<(), DriverError> {
+        let kernels = self.of(format);
+        assert_eq!(
+            format.row_bytes(k).and_then(|bytes| bytes.checked_mul(rows)),
+            Some(weights.len()),
+            "{format}"
+        );
+        assert!(out.len() >= rows * cols && x.q.len() >= k * cols && x.d.len() >= k / 32 * cols);
+        let p = ProductParams {
+            weights: weights.address(),
+            q: x.q.address(),
+            d: x.d.address(),
+            sums: x.sums.address(),
+            out: out.address(),
+            scale: scale.map_or(0, |scale| scale.address()),
+            rows: rows as u32,
+            cols: cols as u32,
+            k: k as u32,
+            padding: 0,
+        };
+        let (kernel, at_once, tile) = if cols == 1 { (&kernels.one, 1, 16) } else { (&kernels.eight, 8, 8) };
+        let blocks = [rows.div_ceil(tile) as u32, cols.div_ceil(at_once) as u32, 1];
+        // SAFETY: the sizes were compared above.
+        unsafe { kernel.launch(stream, Grid { blocks, threads: THREADS }, &p) }
+    }
+
+    /// Decodes whole blocks into `out`.
+    ///
+    /// # Panics
+    /// If the sizes differ.
+    pub fn decode(
+        &self,
+        stream: &Stream,
+        (format, weights): (Format, DeviceSlice<u8>),
+        out: DeviceSlice<f32>,
+    ) -> Result<(), DriverError> {
+        assert_eq!(format.row_bytes(out.len()), Some(weights.len()), "{format}");
+        let units = out.len() / 32;
+        let p = DecodeParams { weights: weights.address(), out: out.address(), units: units as u64 };
+        let grid = Grid { blocks: [units.div_ceil(256) as u32, 1, 1], threads: 256 };
+        // SAFETY: the sizes were compared above.
+        unsafe { self.of(format).decode.launch(stream, grid, &p) }
+    }
+}
