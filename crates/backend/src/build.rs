@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use strata_plan::{Arena, Plan};
 use strata_quant::Format;
-use strata_residency::{Bytes, ExpertStore};
+use strata_residency::{Bytes, ExpertStore, LayerSource};
 
 use crate::{Backend, BackendError, Spec};
 
@@ -30,8 +30,15 @@ pub trait Build {
     /// Where everything lies that [`Build::describe`] laid out.
     type Described;
 
-    /// Adds every byte that [`Build::build`] will allocate to the plan. Reads no weight's bytes.
-    fn describe(&self, spec: &Spec, weights: &[WeightData], plan: &mut Plan) -> Self::Described;
+    /// Adds every byte that [`Build::build`] will allocate to the plan. Reads no weight's bytes. `experts` are the homes of the
+    /// layers' experts, for a backend that keeps copies of its own.
+    fn describe(
+        &self,
+        spec: &Spec,
+        weights: &[WeightData],
+        experts: &[(u16, LayerSource)],
+        plan: &mut Plan,
+    ) -> Self::Described;
 
     /// Builds the backend into the arena that the plan sized. Afterwards it allocates nothing.
     fn build(

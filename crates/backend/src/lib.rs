@@ -16,6 +16,7 @@ mod build;
 mod counters;
 mod handle;
 mod op;
+pub mod rope;
 mod shape;
 mod window;
 

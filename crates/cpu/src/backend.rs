@@ -9,7 +9,7 @@ use strata_backend::{
 };
 use strata_plan::{Arena, Block, Plan};
 use strata_quant::{Activations, Isa};
-use strata_residency::ExpertStore;
+use strata_residency::{ExpertStore, LayerSource};
 use strata_topology::Pool;
 
 use crate::bench::{Bench, GRAIN, TILE};
@@ -23,7 +23,7 @@ use crate::spans::Piece;
 use crate::state::State;
 use crate::taps::MOST_TAPS;
 use crate::weights::Weights;
-use crate::{failed, rope};
+use crate::failed;
 
 /// The CPU, not yet built into a backend: which threads compute, with which instructions.
 pub struct Cpu {
@@ -48,7 +48,13 @@ impl Cpu {
 impl Build for Cpu {
     type Described = Described;
 
-    fn describe(&self, spec: &Spec, weights: &[WeightData], plan: &mut Plan) -> Described {
+    fn describe(
+        &self,
+        spec: &Spec,
+        weights: &[WeightData],
+        _: &[(u16, LayerSource)],
+        plan: &mut Plan,
+    ) -> Described {
         memory::describe(spec, weights, self.pool.threads(), plan)
     }
 
@@ -121,7 +127,7 @@ impl CpuBackend {
         if let Some(q) = spec.shape.qsa.as_ref().filter(|q| q.rotary > 0) {
             let grain = spec.context.div_ceil(64 * team.threads()).max(1);
             run(team.pool, Grid::rows(&mut rope, q.rotary, grain), |task, part| {
-                rope::fill(q, task * grain, part.into_slice());
+                strata_backend::rope::fill(q, task * grain, part.into_slice());
             });
         }
         let acts = (0..sizes.places).map(|_| Activations::new(sizes.k_max, TILE)).collect();
@@ -310,7 +316,7 @@ mod tests {
     fn build(spec: Spec) -> Result<(CpuBackend, usize, usize), BackendError> {
         let cpu = Cpu::new(Pool::new(&Topology::read(), 2).unwrap(), Isa::Scalar);
         let mut plan = Plan::new();
-        let described = cpu.describe(&spec, &[], &mut plan);
+        let described = cpu.describe(&spec, &[], &[], &mut plan);
         let mut arena = Arena::new(&plan).unwrap();
         let store = Arc::new(ExpertStore::new(0, Box::new(|| Ok(()))));
         let backend = CpuBackend::new(cpu, spec, described, &mut arena, vec![], store)?;

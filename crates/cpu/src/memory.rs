@@ -10,7 +10,7 @@ use strata_quant::Activations;
 use crate::bench::{SLACK, TILE};
 use crate::spans::Piece;
 use crate::state::LayerRegions;
-use crate::{attend, buffers, draft, experts, gdn, head, mixer, ngram, qsa, rope, route, weights};
+use crate::{attend, buffers, draft, experts, gdn, head, mixer, ngram, qsa, route, weights};
 
 /// Rows that an op with state takes at once, at least (unless windows are shorter).
 const PIECE: usize = 256;
@@ -93,7 +93,7 @@ pub(crate) fn describe(spec: &Spec, weights: &[WeightData], threads: usize, plan
     let buffers = (0..spec.buffers.len())
         .map(|i| plan.heap(Category::Window, spec.buffers[i].name, buffers::bytes(spec, i)))
         .collect();
-    let rope = spec.shape.qsa.as_ref().map_or(0, |q| rope::floats(q, spec.context));
+    let rope = spec.shape.qsa.as_ref().map_or(0, |q| strata_backend::rope::floats(q, spec.context));
     let pairs = window.saturating_mul(moe.used);
     let units = route::most_units(moe, window);
     plan.item(

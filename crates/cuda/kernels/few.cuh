@@ -29,18 +29,19 @@ struct StagedColumns {
 
     __device__ static int slot(int unit, int half) { return unit * 2 + (half ^ (unit >> 2 & 1)); }
 
-    /// Loads `units` units from `first` on; whoever calls synchronises.
+    /// Loads `units` units from `first` on, of the columns that `which` names, or of the first ones; whoever calls synchronises.
     template <int THREADS>
-    __device__ void load(const Columns& x, int cols, int all_units, int first, int units, int thread) {
+    __device__ void load(const Columns& x, const uint32_t* which, int cols, int all_units, int first, int units, int thread) {
         for (int i = thread; i < cols * units * 2; i += THREADS) {
             const int col = i / (units * 2), rest = i % (units * 2);
-            const size_t unit = size_t(col) * all_units + first + rest / 2;
+            const size_t unit = size_t(which == nullptr ? col : which[col]) * all_units + first + rest / 2;
             q[col][slot(rest / 2, rest % 2)] = reinterpret_cast<const uint4*>(x.q)[unit * 2 + rest % 2];
         }
         for (int i = thread; i < cols * units; i += THREADS) {
             const int col = i / units, unit = i % units;
-            d[col][unit] = x.d[size_t(col) * all_units + first + unit];
-            sums[col][unit] = x.sums[size_t(col) * all_units + first + unit];
+            const size_t at = size_t(which == nullptr ? col : which[col]) * all_units + first + unit;
+            d[col][unit] = x.d[at];
+            sums[col][unit] = x.sums[at];
         }
     }
 };
@@ -84,9 +85,11 @@ struct Few {
         }
     }
 
-    /// The products of `rows` rows (at most `ROWS`) at `weights` with `cols` columns of `units` units. The thread with number
+    /// The products of `rows` rows (at most `ROWS`) at `weights` with `cols` columns of `units` units: those that `which` names, or the first
+    /// ones. The thread with number
     /// `col * ROWS + row` returns the product of that row and column; the others return nothing of use.
-    __device__ static float product(Shared& shared, const uint8_t* weights, int rows, const Columns& x, int cols, int units) {
+    __device__ static float product(Shared& shared, const uint8_t* weights, int rows, const Columns& x,
+                                    const uint32_t* which, int cols, int units) {
         constexpr int PER_BLOCK = F::LEN / 32;
         const int thread = threadIdx.x;
         const size_t row_bytes = size_t(units / PER_BLOCK) * F::BYTES;
@@ -97,7 +100,7 @@ struct Few {
         float total = 0.0f;
         for (int from = 0; from < units; from += SEGMENT) {
             const int here = min(SEGMENT, units - from);
-            shared.x.template load<THREADS>(x, cols, units, from, here, thread);
+            shared.x.template load<THREADS>(x, which, cols, units, from, here, thread);
             __syncthreads();
             for (int i = thread; i < rows * here; i += THREADS) {
                 const int r = i / here, unit = i % here, at = from + unit;

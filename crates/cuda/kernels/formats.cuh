@@ -441,6 +441,18 @@ struct Nvfp4 : Layout<64, 36, 0, true> {
     }
 };
 
+/// The values of a unit.
+template <class F>
+__device__ inline void decode(const Unit& u, float (&out)[32]) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        const int half = i / 16;
+        const float scale = u.d[half] * float(u.s[half]), minimum = u.d_min * float(u.m[half]);
+        const float value = scale * float(int8_t(u.w[i / 4] >> (i % 4 * 8)));
+        out[i] = F::MINIMUM == 0 ? value : F::MINIMUM > 0 ? value + minimum : value - minimum;
+    }
+}
+
 }  // namespace strata
 
 /// Calls `X(type, name)` for every block format.

@@ -1,7 +1,7 @@
 // Dense products, activation quantisation and row decoding.
 #include "few.cuh"
 
-using namespace strata;
+namespace strata {
 
 /// See `ops/products.rs`, which has the same structs.
 struct QuantiseParams {
@@ -48,7 +48,7 @@ __device__ void product(const ProductParams& p) {
     const int units = p.k / 32, rows = min(uint32_t(ROWS), p.rows - first), cols = min(uint32_t(COLS), p.cols - col);
     const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
     const Columns x = {p.x.q + size_t(col) * p.k, p.x.d + size_t(col) * units, p.x.sums + size_t(col) * units};
-    float sum = Product::product(shared, p.weights + first * row_bytes, rows, x, cols, units);
+    float sum = Product::product(shared, p.weights + first * row_bytes, rows, x, nullptr, cols, units);
     const int c = threadIdx.x / ROWS, r = threadIdx.x % ROWS;
     if (c < cols && r < rows) {
         if (p.scale != nullptr) {
@@ -65,18 +65,17 @@ struct DecodeParams {
 };
 
 template <class F>
-__device__ void decode(const DecodeParams& p) {
+__device__ void decode_units(const DecodeParams& p) {
     const uint64_t unit = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (unit >= p.units) {
         return;
     }
     constexpr int PER_BLOCK = F::LEN / 32;
-    const Unit u = F::unit(p.weights + unit / PER_BLOCK * F::BYTES, unit % PER_BLOCK, F::codebook());
+    float values[32];
+    decode<F>(F::unit(p.weights + unit / PER_BLOCK * F::BYTES, unit % PER_BLOCK, F::codebook()), values);
+#pragma unroll
     for (int i = 0; i < 32; i++) {
-        const int half = i / 16;
-        const float scale = u.d[half] * float(u.s[half]), minimum = u.d_min * float(u.m[half]);
-        const float value = scale * float(int8_t(u.w[i / 4] >> (i % 4 * 8)));
-        p.out[unit * 32 + i] = F::MINIMUM == 0 ? value : F::MINIMUM > 0 ? value + minimum : value - minimum;
+        p.out[unit * 32 + i] = values[i];
     }
 }
 
@@ -92,6 +91,8 @@ __device__ void decode(const DecodeParams& p) {
         product<F, 8, 8>(p);                                                                                       \
     }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(256) strata_decode_##NAME(const __grid_constant__ DecodeParams p) { \
-        decode<F>(p);                                                                                              \
+        decode_units<F>(p);                                                                                              \
     }
 STRATA_BLOCK_FORMATS(STRATA_KERNELS)
+
+}  // namespace strata

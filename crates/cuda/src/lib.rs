@@ -2,7 +2,39 @@
 //!
 //! Knows ops and bytes; not which op comes next, nor where an expert's bytes come from. The driver is loaded when it is first asked for, so the
 //! same program starts on a machine without a GPU and says why it uses none.
+//!
+//! Invariant: every result has the bits that the CPU backend gives. Kernels follow docs/arithmetic.md to the last rounding, so that a
+//! sequence may be computed in part here and in part there.
 
+mod backend;
 pub mod driver;
-
+mod inputs;
+mod memory;
 pub mod ops;
+mod scratch;
+mod state;
+mod weights;
+
+pub use backend::{Cuda, CudaBackend};
+
+use strata_backend::BackendError;
+
+/// A broken promise between engine and backend, or a device's refusal, as the contract says it.
+fn failed(reason: impl ToString) -> BackendError {
+    BackendError::Device { device: "the GPU".into(), reason: reason.to_string() }
+}
+
+impl From<driver::DriverError> for Failed {
+    fn from(error: driver::DriverError) -> Failed {
+        Failed(failed(error))
+    }
+}
+
+/// A [`BackendError`] that driver errors turn into by `?`.
+struct Failed(BackendError);
+
+impl From<Failed> for BackendError {
+    fn from(failed: Failed) -> BackendError {
+        failed.0
+    }
+}

@@ -126,6 +126,7 @@ fn prepare<B: Build>(
             "a window must have at least one row, and there must be at least one sequence".into(),
         ));
     }
+    let homes: Vec<_> = lowered.experts.iter().map(|(layer, source, _)| (*layer, source.clone())).collect();
     let describe = |window: usize| {
         let (spec, buffers) = spec(&lowered, config, context, window);
         let mut plan = Plan::new();
@@ -133,7 +134,7 @@ fn prepare<B: Build>(
         // The engine's copy of the logits, and each sampler's.
         let logits = (buffers.logit_rows + 2 * spec.sequences) * spec.shape.vocab * size_of::<f32>();
         plan.item(Category::Window, "logits on the host", Place::Heap, logits as u64);
-        let described = builder.describe(&spec, &lowered.weights, &mut plan);
+        let described = builder.describe(&spec, &lowered.weights, &homes, &mut plan);
         (plan, spec, buffers, described)
     };
     let window = match config.window {

@@ -16,4 +16,4 @@ mod plan;
 
 pub use arena::{Arena, ArenaError, Block};
 pub use fit::{Limits, PlanError, largest};
-pub use plan::{ALIGNMENT, Category, Item, Place, Plan, Region};
+pub use plan::{ALIGNMENT, Category, DEVICE_ALIGNMENT, Item, Place, Plan, Region};

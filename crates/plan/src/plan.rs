@@ -10,6 +10,9 @@ use serde::Serialize;
 /// Every region of the arena starts at a multiple of this, bytes: a cache line, and the widest vector register.
 pub const ALIGNMENT: usize = 64;
 
+/// Every region of device memory starts at a multiple of this, bytes: what the widest accesses of a warp fall into.
+pub const DEVICE_ALIGNMENT: usize = 256;
+
 /// How memory is backed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -20,11 +23,13 @@ pub enum Place {
     Mapped,
     /// Read on demand, never resident.
     File,
+    /// Memory of an accelerator: it has to fit there.
+    Device,
 }
 
 impl Place {
     /// All places.
-    pub const ALL: [Place; 3] = [Place::Heap, Place::Mapped, Place::File];
+    pub const ALL: [Place; 4] = [Place::Heap, Place::Mapped, Place::File, Place::Device];
 
     /// The name in reports.
     pub fn name(self) -> &'static str {
@@ -32,6 +37,7 @@ impl Place {
             Place::Heap => "heap",
             Place::Mapped => "mapped",
             Place::File => "file",
+            Place::Device => "device",
         }
     }
 }
@@ -108,6 +114,7 @@ pub struct Item {
 pub struct Plan {
     items: Vec<Item>,
     arena_bytes: usize,
+    device_bytes: usize,
 }
 
 impl Plan {
@@ -118,10 +125,15 @@ impl Plan {
 
     /// Lays out `bytes` bytes in the arena, behind everything laid out before.
     pub fn heap(&mut self, category: Category, name: impl Into<String>, bytes: usize) -> Region {
-        let region = Region { offset: self.arena_bytes, bytes };
-        let footprint = bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX);
-        self.arena_bytes = self.arena_bytes.saturating_add(footprint);
-        self.item(category, name, Place::Heap, footprint as u64);
+        let (region, footprint) = behind(&mut self.arena_bytes, bytes, ALIGNMENT);
+        self.item(category, name, Place::Heap, footprint);
+        region
+    }
+
+    /// Lays out `bytes` bytes of device memory, behind everything laid out there before; regions start at multiples of [`DEVICE_ALIGNMENT`].
+    pub fn device(&mut self, category: Category, name: impl Into<String>, bytes: usize) -> Region {
+        let (region, footprint) = behind(&mut self.device_bytes, bytes, DEVICE_ALIGNMENT);
+        self.item(category, name, Place::Device, footprint);
         region
     }
 
@@ -156,6 +168,11 @@ impl Plan {
         self.arena_bytes
     }
 
+    /// Length of the device memory that holds every region there, bytes.
+    pub fn device_bytes(&self) -> usize {
+        self.device_bytes
+    }
+
     /// What is planned in a place, bytes. `u64::MAX` where the sum is larger.
     pub fn bytes(&self, place: Place) -> u64 {
         sum(self.items.iter().filter(|item| item.place == place))
@@ -165,6 +182,14 @@ impl Plan {
     pub fn by_category(&self, category: Category) -> u64 {
         sum(self.items.iter().filter(|item| item.category == category))
     }
+}
+
+/// A region of `bytes` behind `end`, which moves on; and what the region takes up.
+fn behind(end: &mut usize, bytes: usize, alignment: usize) -> (Region, u64) {
+    let region = Region { offset: *end, bytes };
+    let footprint = bytes.checked_next_multiple_of(alignment).unwrap_or(usize::MAX);
+    *end = end.saturating_add(footprint);
+    (region, footprint as u64)
 }
 
 fn sum<'a>(items: impl Iterator<Item = &'a Item>) -> u64 {

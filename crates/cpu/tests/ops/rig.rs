@@ -343,7 +343,7 @@ impl Rig {
             cpu = cpu.with_grain(grain);
         }
         let mut plan = Plan::new();
-        let described = cpu.describe(&spec, &m.list, &mut plan);
+        let described = cpu.describe(&spec, &m.list, &[], &mut plan);
         let arena = Arena::new(&plan).unwrap();
         let mut parts = Some((cpu, spec.clone(), described, arena, m.list, Arc::new(store)));
         let backend = around(&plan, &mut || {

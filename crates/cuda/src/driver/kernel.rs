@@ -32,6 +32,13 @@ pub struct Grid {
     pub threads: u32,
 }
 
+impl Grid {
+    /// At least `count` threads in a row, in blocks of `threads`.
+    pub fn threads(count: usize, threads: u32) -> Grid {
+        Grid { blocks: [count.div_ceil(threads as usize) as u32, 1, 1], threads }
+    }
+}
+
 impl Module {
     /// Loads a fat binary.
     pub fn new(context: &Context, image: &[u8]) -> Result<Module, DriverError> {

@@ -87,6 +87,20 @@ impl<T: Pod> DeviceSlice<T> {
         self.len * size_of::<T>()
     }
 
+    /// No place, for counting what would be taken.
+    pub(crate) fn nowhere(len: usize) -> DeviceSlice<T> {
+        DeviceSlice { at: 0, len, of: PhantomData }
+    }
+
+    /// The same bytes as values of another type.
+    ///
+    /// # Panics
+    /// If they aren't aligned, or no whole number of them.
+    pub(crate) fn cast<U: Pod>(self) -> DeviceSlice<U> {
+        assert!(self.at.is_multiple_of(align_of::<U>() as u64) && self.bytes().is_multiple_of(size_of::<U>()));
+        DeviceSlice { at: self.at, len: self.bytes() / size_of::<U>(), of: PhantomData }
+    }
+
     /// A part of it.
     ///
     /// # Panics

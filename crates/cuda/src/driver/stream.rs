@@ -45,6 +45,9 @@ impl Stream {
     /// If the lengths differ.
     pub fn upload<T: Pod>(&self, from: &[T], to: DeviceSlice<T>) -> Result<(), DriverError> {
         assert_eq!(from.len(), to.len());
+        if from.is_empty() {
+            return Ok(());
+        }
         // SAFETY: the source is borrowed until the copy is done.
         unsafe {
             call!(
@@ -61,6 +64,9 @@ impl Stream {
     /// If the lengths differ.
     pub fn download<T: Pod>(&self, from: DeviceSlice<T>, to: &mut [T]) -> Result<(), DriverError> {
         assert_eq!(from.len(), to.len());
+        if from.is_empty() {
+            return Ok(());
+        }
         // SAFETY: the target is borrowed until the copy is done.
         unsafe {
             call!(
@@ -90,8 +96,24 @@ impl Stream {
         }
     }
 
+    /// Queues a copy from one place on the device to another. Nothing to do for no values.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn copy<T: Pod>(&self, from: DeviceSlice<T>, to: DeviceSlice<T>) -> Result<(), DriverError> {
+        assert_eq!(from.len(), to.len());
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: both places are in device memory.
+        unsafe { call!(self.context.table(), copy_on_device(to.address(), from.address(), from.bytes(), self.raw)) }
+    }
+
     /// Queues setting every byte.
     pub fn fill<T: Pod>(&self, to: DeviceSlice<T>, byte: u8) -> Result<(), DriverError> {
+        if to.is_empty() {
+            return Ok(());
+        }
         // SAFETY: the place is in device memory.
         unsafe { call!(self.context.table(), fill(to.address(), byte, to.bytes(), self.raw)) }
     }

@@ -88,6 +88,7 @@ entry_points! {
     free_host = "cuMemFreeHost" (*mut c_void);
     copy_to_device = "cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, Opaque);
     copy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, Opaque);
+    copy_on_device = "cuMemcpyDtoDAsync_v2" (DevicePtr, DevicePtr, usize, Opaque);
     read = "cuMemcpyDtoH_v2" (*mut c_void, DevicePtr, usize);
     fill = "cuMemsetD8Async" (DevicePtr, u8, usize, Opaque);
     stream_create = "cuStreamCreate" (*mut Opaque, c_uint);

@@ -1,0 +1,103 @@
+// Grouped products: every unit of a routing with its own expert's rows. An expert's address comes from the residency table.
+#include "few.cuh"
+#include "floats.cuh"
+
+namespace strata {
+
+/// Twin: `src/ops/experts.rs`.
+struct GroupedParams {
+    /// Per expert the address of its slot.
+    const uint64_t* slots;
+    /// Where the rows start in a slot.
+    uint64_t offset;
+    /// Quantised columns, and the same as f32, for float weights.
+    Columns x;
+    const float* floats;
+    /// Per place its column, or null where places are columns.
+    const uint32_t* order;
+    /// `[places][rows]`
+    float* out;
+    /// Per expert what its products are multiplied with, or null.
+    const float* scales;
+    const uint32_t* unit_expert;
+    const uint32_t* unit_first;
+    const uint32_t* unit_places;
+    const uint32_t* units;
+    uint32_t rows, k;
+};
+
+constexpr int THREADS = 128;
+
+template <class F, int ROWS, int COLS>
+__device__ void grouped(const GroupedParams& p) {
+    using Product = Few<F, ROWS, COLS, THREADS>;
+    extern __shared__ __align__(16) uint8_t raw[];
+    auto& shared = *reinterpret_cast<typename Product::Shared*>(raw);
+    if (blockIdx.y >= *p.units) {
+        return;
+    }
+    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y], cols = p.unit_places[blockIdx.y];
+    const uint32_t first = blockIdx.x * ROWS;
+    const int units = p.k / 32, rows = min(uint32_t(ROWS), p.rows - first);
+    const uint8_t* weights =
+        reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + size_t(first) * (p.k / F::LEN) * F::BYTES;
+    for (uint32_t from = 0; from < cols; from += COLS) {
+        const uint32_t at = place + from, here = min(uint32_t(COLS), cols - from);
+        const uint32_t* which = p.order == nullptr ? nullptr : p.order + at;
+        Columns x = p.x;
+        if (which == nullptr) {
+            x = {x.q + size_t(at) * p.k, x.d + size_t(at) * units, x.sums + size_t(at) * units};
+        }
+        float sum = Product::product(shared, weights, rows, x, which, here, units);
+        const uint32_t c = threadIdx.x / ROWS, r = threadIdx.x % ROWS;
+        if (c < here && r < rows) {
+            if (p.scales != nullptr) {
+                sum = sum * p.scales[expert];
+            }
+            p.out[size_t(at + c) * p.rows + first + r] = sum;
+        }
+        __syncthreads();
+    }
+}
+
+template <class T>
+__device__ void grouped_floats(const GroupedParams& p) {
+    if (blockIdx.y >= *p.units) {
+        return;
+    }
+    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y], cols = p.unit_places[blockIdx.y];
+    const uint32_t row = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
+    if (row >= p.rows) {
+        return;
+    }
+    const T* w = reinterpret_cast<const T*>(p.slots[expert] + p.offset) + size_t(row) * p.k;
+    for (uint32_t c = 0; c < cols; c++) {
+        const uint32_t col = p.order == nullptr ? place + c : p.order[place + c];
+        warp_products<1, 1>(w, p.floats + size_t(col) * p.k, 1, 1, p.k, threadIdx.x % WARP, [&](int, int, float sum) {
+            p.out[size_t(place + c) * p.rows + row] = p.scales == nullptr ? sum : sum * p.scales[expert];
+        });
+    }
+}
+
+#define STRATA_KERNELS(F, NAME)                                                                               \
+    extern "C" __device__ uint32_t strata_grouped_1_##NAME##_shared = sizeof(Few<F, 16, 1, THREADS>::Shared); \
+    extern "C" __device__ uint32_t strata_grouped_8_##NAME##_shared = sizeof(Few<F, 8, 8, THREADS>::Shared);  \
+    extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped_1_##NAME(                            \
+        const __grid_constant__ GroupedParams p) {                                                            \
+        grouped<F, 16, 1>(p);                                                                                 \
+    }                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped_8_##NAME(                            \
+        const __grid_constant__ GroupedParams p) {                                                            \
+        grouped<F, 8, 8>(p);                                                                                  \
+    }
+STRATA_BLOCK_FORMATS(STRATA_KERNELS)
+#define STRATA_FLOATS(T, NAME)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped_1_##NAME( \
+        const __grid_constant__ GroupedParams p) {                                 \
+        grouped_floats<T>(p);                                                      \
+    }
+STRATA_FLOATS(float, f32)
+STRATA_FLOATS(Half, f16)
+STRATA_FLOATS(Bfloat, bf16)
+
+}  // namespace strata

@@ -1,0 +1,64 @@
+// Dense products with F32, F16 and BF16 weights.
+#include "floats.cuh"
+
+namespace strata {
+
+/// Twin: `src/ops/floats.rs`.
+struct FloatParams {
+    const void* weights;
+    /// `[cols][k]`
+    const float* x;
+    /// `[cols][rows]`
+    float* out;
+    const float* scale;
+    uint32_t rows, cols, k;
+};
+
+constexpr int WARPS = 4;
+
+template <class T, int ROWS, int COLS>
+__device__ void product(const FloatParams& p) {
+    const int lane = threadIdx.x % WARP;
+    const uint32_t row = (blockIdx.x * WARPS + threadIdx.x / WARP) * ROWS, col = blockIdx.y * COLS;
+    if (row >= p.rows) {
+        return;
+    }
+    const int rows = min(uint32_t(ROWS), p.rows - row), cols = min(uint32_t(COLS), p.cols - col);
+    const T* w = static_cast<const T*>(p.weights) + size_t(row) * p.k;
+    warp_products<ROWS, COLS>(w, p.x + size_t(col) * p.k, rows, cols, p.k, lane, [&](int r, int c, float sum) {
+        p.out[size_t(col + c) * p.rows + row + r] = p.scale == nullptr ? sum : sum * *p.scale;
+    });
+}
+
+struct WidenParams {
+    const void* from;
+    float* to;
+    uint64_t count;
+};
+
+template <class T>
+__device__ void widen_all(const WidenParams& p) {
+    const uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < p.count) {
+        p.to[i] = widen(static_cast<const T*>(p.from) + i);
+    }
+}
+
+#define STRATA_KERNELS(T, NAME)                                                                            \
+    extern "C" __global__ void __launch_bounds__(WARPS* WARP) strata_floats_1_##NAME(                     \
+        const __grid_constant__ FloatParams p) {                                                          \
+        product<T, 1, 1>(p);                                                                              \
+    }                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(WARPS* WARP) strata_floats_8_##NAME(                     \
+        const __grid_constant__ FloatParams p) {                                                          \
+        product<T, 4, 8>(p);                                                                              \
+    }                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(256) strata_widen_##NAME(                                \
+        const __grid_constant__ WidenParams p) {                                                          \
+        widen_all<T>(p);                                                                                  \
+    }
+STRATA_KERNELS(float, f32)
+STRATA_KERNELS(Half, f16)
+STRATA_KERNELS(Bfloat, bf16)
+
+}  // namespace strata

@@ -1,0 +1,98 @@
+// Products of float rows with f32 columns, and norms: reductions over 32 lanes, one warp each.
+#pragma once
+
+#include "contract.cuh"
+
+namespace strata {
+
+__device__ inline float widen(const float* w) { return *w; }
+
+/// F16 and BF16 values as they lie in a file.
+struct Half {
+    uint16_t bits;
+};
+struct Bfloat {
+    uint16_t bits;
+};
+__device__ inline float widen(const Half* w) { return half_to_float(w->bits); }
+__device__ inline float widen(const Bfloat* w) { return from_bits(uint32_t(w->bits) << 16); }
+
+/// Folds several values at once, `N` a power of two up to 32, in the order of `fold`; returns the sum of value `folded<N>(lane)`. Each exchange
+/// halves the values that a lane still has, so that all of them cost little more than one.
+template <int N>
+__device__ inline float fold_many(float (&values)[N], int lane) {
+    if constexpr (N == 1) {
+        return fold(values[0]);
+    }
+    int width = WARP / 2;
+#pragma unroll
+    for (int n = N / 2; n > 0; n /= 2, width /= 2) {
+        const bool upper = lane & width;
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            if (i < n) {
+                const float keep = upper ? values[i + n] : values[i], give = upper ? values[i] : values[i + n];
+                values[i] = keep + __shfl_xor_sync(ALL, give, width);
+            }
+        }
+    }
+    float sum = values[0];
+#pragma unroll
+    for (; width > 0; width /= 2) {
+        sum += __shfl_xor_sync(ALL, sum, width);
+    }
+    return sum;
+}
+
+/// Which value `fold_many<N>` returned to a lane.
+template <int N>
+__device__ constexpr int folded(int lane) {
+    return lane / (WARP / N);
+}
+
+/// A lane's part of `sum(x * x)` over `n` values.
+__device__ inline float lane_squares(const float* x, int n, int lane) {
+    float acc = 0.0f;
+    for (int j = lane; j < n; j += WARP) {
+        acc = fma(x[j], x[j], acc);
+    }
+    return acc;
+}
+
+/// What a root mean square norm multiplies with; of a warp.
+__device__ inline float rms_scale(const float* x, int n, float eps, int lane) {
+    return rsqrt(__fdiv_rn(fold(lane_squares(x, n, lane)), float(n)) + eps);
+}
+
+/// Products of up to `ROWS` rows and `COLS` columns of `k` values by one warp; lane `r * COLS + c` (mod 32) calls `emit(r, c, sum)`.
+template <int ROWS, int COLS, class T, class Emit>
+__device__ void warp_products(const T* w, const float* x, int rows, int cols, int k, int lane, Emit emit) {
+    float acc[ROWS][COLS] = {};
+    for (int j = lane; j < k; j += WARP) {
+        float values[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            values[r] = r < rows ? widen(w + size_t(r) * k + j) : 0.0f;
+        }
+#pragma unroll
+        for (int c = 0; c < COLS; c++) {
+            const float value = c < cols ? x[size_t(c) * k + j] : 0.0f;
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                acc[r][c] = fma(values[r], value, acc[r][c]);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+        for (int c = 0; c < COLS; c++) {
+            const float sum = fold(acc[r][c]);
+            if (r < rows && c < cols && lane == (r * COLS + c) % WARP) {
+                emit(r, c, sum);
+            }
+        }
+    }
+}
+
+}  // namespace strata

@@ -1,0 +1,261 @@
+//! The backend itself: what it is built from, and the dispatch of ops.
+
+use std::sync::Arc;
+
+use strata_backend::{
+    Backend, BackendError, Buffer, Build, Checkpoint, Counters, Fence, Op, SeqSlot, Span, Spec, WeightData,
+};
+use strata_plan::{Arena, Plan};
+use strata_residency::{ExpertStore, LayerSource};
+
+use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, Stream};
+use crate::inputs::Inputs;
+use crate::memory::{self, Described};
+use crate::ops::{Kernels, OpError};
+use crate::scratch::Scratch;
+use crate::state::State;
+use crate::weights::Weights;
+use crate::failed;
+
+/// A GPU, not yet built into a backend.
+pub struct Cuda {
+    context: Context,
+    kernels: Kernels,
+}
+
+impl Cuda {
+    /// A backend-to-be on `device`, with its kernels loaded.
+    pub fn new(device: &Device) -> Result<Cuda, OpError> {
+        let context = Context::new(device)?;
+        let kernels = Kernels::new(&context)?;
+        Ok(Cuda { context, kernels })
+    }
+
+    /// Bytes that are free on the GPU, and all there are.
+    pub fn memory(&self) -> Result<(u64, u64), OpError> {
+        Ok(self.context.memory()?)
+    }
+}
+
+impl Build for Cuda {
+    type Described = Described;
+
+    fn describe(
+        &self,
+        spec: &Spec,
+        weights: &[WeightData],
+        experts: &[(u16, LayerSource)],
+        plan: &mut Plan,
+    ) -> Described {
+        memory::describe(spec, weights, experts, plan)
+    }
+
+    fn build(
+        self,
+        spec: Spec,
+        described: Described,
+        _: Arena,
+        weights: Vec<WeightData>,
+        store: Arc<ExpertStore>,
+    ) -> Result<Box<dyn Backend>, BackendError> {
+        Ok(Box::new(CudaBackend::new(self, spec, described, weights, &store)?))
+    }
+}
+
+/// Computes ops on a GPU. Made by [`Cuda`]. `submit` queues an op; it is done when a fence behind it is reached.
+pub struct CudaBackend {
+    pub(crate) spec: Spec,
+    pub(crate) kernels: Kernels,
+    pub(crate) stream: Stream,
+    pub(crate) weights: Weights,
+    pub(crate) state: State,
+    pub(crate) inputs: Inputs,
+    /// See `ops::routing`.
+    pub(crate) routing: DeviceSlice<u8>,
+    /// `[context][cos, sin][rotary / 2]`
+    pub(crate) rope: DeviceSlice<f32>,
+    scratch: DeviceSlice<u8>,
+    buffers: Vec<DeviceSlice<f32>>,
+    /// Ops whose time isn't known yet: started, ended, which family, bytes.
+    timed: Vec<(Event, Event, strata_backend::Family, usize)>,
+    spare: Vec<Event>,
+    counters: Counters,
+    fences: u64,
+    /// Behind everything that uses it.
+    context: Context,
+    _memory: DeviceMemory,
+}
+
+impl CudaBackend {
+    fn new(
+        cuda: Cuda,
+        spec: Spec,
+        described: Described,
+        weights: Vec<WeightData>,
+        store: &ExpertStore,
+    ) -> Result<CudaBackend, BackendError> {
+        let Cuda { context, kernels } = cuda;
+        context.enter().map_err(failed)?;
+        let memory = DeviceMemory::new(&context, described.bytes).map_err(|error| {
+            let (free, all) = context.memory().unwrap_or_default();
+            failed(format!(
+                "{} MiB of its memory are needed, of which {} of {} MiB are free: {error}",
+                described.bytes >> 20,
+                free >> 20,
+                all >> 20
+            ))
+        })?;
+        let stream = Stream::new(&context).map_err(failed)?;
+        let weights = Weights::load(&spec, &described.weights, &memory, weights, store, &context, &stream)?;
+        let state = State::new(&spec, &described.layers, &memory, &stream)?;
+        let inputs = Inputs::new(&context, &described.inputs, &memory).map_err(failed)?;
+        let rope: DeviceSlice<f32> = memory.part(described.rope.offset(), described.rope.bytes() / 4);
+        if let Some(q) = &spec.shape.qsa {
+            let mut table = vec![0.0; rope.len()];
+            strata_backend::rope::fill(q, 0, &mut table);
+            stream.upload(&table, rope).map_err(failed)?;
+        }
+        let buffers = described.buffers.iter().map(|region| memory.part(region.offset(), region.bytes() / 4));
+        Ok(CudaBackend {
+            kernels,
+            weights,
+            state,
+            inputs,
+            routing: memory.part(described.routing.offset(), described.routing.bytes()),
+            rope,
+            scratch: memory.part(described.scratch.offset(), described.scratch.bytes()),
+            buffers: buffers.collect(),
+            timed: Vec::new(),
+            spare: Vec::new(),
+            counters: Counters::default(),
+            fences: 0,
+            stream,
+            context,
+            spec,
+            _memory: memory,
+        })
+    }
+
+    /// Room for the op that is being submitted.
+    pub(crate) fn room(&self) -> Scratch {
+        Scratch::of(self.scratch)
+    }
+
+    /// The first `rows` rows of a buffer of `width` floats each.
+    pub(crate) fn buffer(&self, buffer: Buffer, rows: usize, width: usize) -> Result<DeviceSlice<f32>, BackendError> {
+        let found = self.buffers.get(buffer.0 as usize);
+        let found = found.ok_or_else(|| failed(format!("an op names buffer {} of {}", buffer.0, self.buffers.len())))?;
+        if rows * width > found.len() {
+            return Err(failed(format!("an op wants [{rows}, {width}] floats of a buffer of {}", found.len())));
+        }
+        Ok(found.range(0..rows * width))
+    }
+
+    /// Queues an op; the bytes of weights and state that it reads.
+    fn queue(&mut self, op: &Op<'_>) -> Result<usize, BackendError> {
+        match op {
+            Op::Embed { table, tokens, x } => self.embed(*table, tokens, *x),
+            Op::Ngram { layer, weights, format, table_rows, spans, x } => {
+                self.ngram(*layer, weights, *format, table_rows, spans, *x)
+            }
+            Op::MixerRead { weights, rows, x, u, inject } => self.mixer_read(weights, *rows, *x, *u, *inject),
+            Op::MixerWrite { rows, y, inject, x } => self.mixer_write(*rows, *y, *inject, *x),
+            Op::Gdn { layer, weights, spans, u, y } => self.gdn(*layer, weights, spans, *u, *y),
+            Op::Qsa { layer, weights, spans, u, y } => self.qsa(*layer, weights, spans, *u, *y),
+            Op::Route { router, rows, u } => self.route(*router, *rows, *u),
+            Op::Group { rows } => self.group(*rows),
+            Op::Experts { layer, weights, rows, u } => self.experts(*layer, weights, *rows, *u),
+            Op::Combine { shared, rows, u, y } => self.combine(shared, *rows, *u, *y),
+            Op::Head { mixer, output, rows, x, logits } => self.head(mixer, *output, rows, *x, *logits),
+            Op::DraftJoin { table, eh_proj, e_norm, h_norm, next, x, out } => {
+                self.draft_join([*table, *eh_proj, *e_norm, *h_norm], next, *x, *out)
+            }
+        }
+    }
+
+    fn event(&mut self) -> Result<Event, BackendError> {
+        match self.spare.pop() {
+            Some(event) => Ok(event),
+            None => Event::new(&self.context).map_err(failed),
+        }
+    }
+
+    /// Waits for everything, and adds up the times.
+    fn finish(&mut self) -> Result<(), BackendError> {
+        self.stream.synchronize().map_err(failed)?;
+        for (start, end, family, bytes) in self.timed.drain(..) {
+            let milliseconds = end.milliseconds_since(&start).map_err(failed)?;
+            self.counters.add(family, (f64::from(milliseconds) * 1e6) as u64, bytes as u64);
+            self.spare.extend([start, end]);
+        }
+        Ok(())
+    }
+}
+
+impl Backend for CudaBackend {
+    fn name(&self) -> String {
+        let device = self.context.device();
+        format!("cuda:{} ({})", device.number, device.name)
+    }
+
+    fn begin_step(&mut self) {}
+
+    fn end_step(&mut self) {}
+
+    fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError> {
+        self.context.enter().map_err(failed)?;
+        let (start, end) = (self.event()?, self.event()?);
+        start.record(&self.stream).map_err(failed)?;
+        let bytes = self.queue(op)?;
+        end.record(&self.stream).map_err(failed)?;
+        self.timed.push((start, end, op.family(), bytes));
+        Ok(())
+    }
+
+    fn fence(&mut self) -> Fence {
+        self.fences += 1;
+        Fence(self.fences)
+    }
+
+    fn wait(&mut self, _: Fence) -> Result<(), BackendError> {
+        self.finish()
+    }
+
+    fn read(&mut self, buffer: Buffer, first: usize, out: &mut [f32]) -> Result<(), BackendError> {
+        let all = self.buffer(buffer, 1, first + out.len())?;
+        self.stream.download(all.range(first..first + out.len()), out).map_err(failed)?;
+        self.finish()
+    }
+
+    fn commit(&mut self, spans: &[Span]) -> Result<(), BackendError> {
+        self.state.commit(spans)
+    }
+
+    fn clear(&mut self, slot: SeqSlot) -> Result<(), BackendError> {
+        self.state.clear(&self.stream, slot)
+    }
+
+    fn fork(&mut self, from: SeqSlot, to: SeqSlot, tokens: usize) -> Result<(), BackendError> {
+        self.state.fork(&self.stream, from, to, tokens)
+    }
+
+    fn checkpoint(&mut self, slot: SeqSlot, to: Checkpoint) -> Result<(), BackendError> {
+        self.state.checkpoint(&self.stream, slot, to)
+    }
+
+    fn restore(&mut self, from: Checkpoint, slot: SeqSlot) -> Result<(), BackendError> {
+        self.state.restore(&self.stream, from, slot)
+    }
+
+    fn export(&mut self, slot: SeqSlot, tokens: usize, out: &mut Vec<u8>) -> Result<(), BackendError> {
+        self.state.export(&self.stream, slot, tokens, out)
+    }
+
+    fn import(&mut self, slot: SeqSlot, tokens: usize, bytes: &[u8]) -> Result<(), BackendError> {
+        self.state.import(&self.stream, slot, tokens, bytes)
+    }
+
+    fn take_counters(&mut self) -> Counters {
+        std::mem::take(&mut self.counters)
+    }
+}

@@ -1,0 +1,203 @@
+//! What a window brings from the host: tokens, rows, table rows. Small, new every step, and always in the same place on the device, so that
+//! recorded work can be replayed.
+
+use bytemuck::{Pod, Zeroable};
+use strata_backend::{BackendError, Checkpoint, Span, Spec};
+use strata_plan::{Category, Plan, Region};
+
+use crate::Failed;
+use crate::driver::{Context, DeviceMemory, DeviceSlice, DriverError, Event, PinnedMemory, Stream};
+use crate::state::State;
+
+/// A row of the window. Twin: `kernels/window.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub(crate) struct Row {
+    /// Whose.
+    pub(crate) slot: u32,
+    /// Where in its sequence.
+    pub(crate) position: u32,
+}
+
+/// Rows of one sequence that pass through its recurrent state together. Twin: `kernels/window.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub(crate) struct Portion {
+    /// Whose.
+    pub(crate) slot: u32,
+    /// The first row in the window.
+    pub(crate) row: u32,
+    /// How many.
+    pub(crate) rows: u32,
+    /// 0 for a span's first rows, which start from the committed version; 1 for those behind a cut, which go on from the pending one.
+    pub(crate) goes_on: u32,
+}
+
+/// A window on the device.
+#[derive(Clone)]
+pub(crate) struct OnDevice {
+    /// Rows.
+    pub(crate) count: usize,
+    /// `[rows]`
+    pub(crate) rows: DeviceSlice<Row>,
+    /// `[layers][sequences]`: committed versions.
+    pub(crate) versions: DeviceSlice<u32>,
+    /// The portions, in rounds: those of a round belong to different sequences; after it the cuts are taken.
+    pub(crate) rounds: Vec<Round>,
+}
+
+/// Portions that may be computed at once, and the checkpoints to copy their pending state to.
+#[derive(Clone)]
+pub(crate) struct Round {
+    pub(crate) portions: DeviceSlice<Portion>,
+    pub(crate) cuts: Vec<(u32, Checkpoint)>,
+    /// The most rows of a portion.
+    pub(crate) longest: usize,
+}
+
+/// Regions of the inputs.
+pub(crate) struct InputRegions {
+    tokens: Region,
+    table: Region,
+    rows: Region,
+    versions: Region,
+    portions: Region,
+}
+
+/// Bytes of a row of an n-gram table, at most: f32.
+fn table_bytes(spec: &Spec) -> usize {
+    spec.shape.ngram.as_ref().map_or(0, |n| n.heads * n.row * 4)
+}
+
+fn portions(spec: &Spec) -> usize {
+    // Every cut goes to a checkpoint of its own.
+    spec.sequences + spec.checkpoints
+}
+
+impl InputRegions {
+    /// Lays out the inputs.
+    pub(crate) fn describe(spec: &Spec, plan: &mut Plan) -> InputRegions {
+        let rows = spec.window.max(spec.sequences);
+        let mut region = |bytes| plan.device(Category::Window, "inputs", bytes);
+        InputRegions {
+            tokens: region(4 * rows),
+            table: region(table_bytes(spec) * rows),
+            rows: region(size_of::<Row>() * rows),
+            versions: region(4 * spec.layers.len() * spec.sequences),
+            portions: region(size_of::<Portion>() * portions(spec)),
+        }
+    }
+}
+
+/// Two pinned buffers that take turns, in front of one place on the device.
+struct Upload<T> {
+    host: [PinnedMemory<T>; 2],
+    done: [Event; 2],
+    next: usize,
+    place: DeviceSlice<T>,
+}
+
+impl<T: Pod> Upload<T> {
+    fn new(context: &Context, place: DeviceSlice<T>) -> Result<Upload<T>, DriverError> {
+        let host = || PinnedMemory::new(context, place.len());
+        Ok(Upload { host: [host()?, host()?], done: [Event::new(context)?, Event::new(context)?], next: 0, place })
+    }
+
+    /// Queues a copy of the values and returns their place.
+    fn put(&mut self, stream: &Stream, values: impl Iterator<Item = T>) -> Result<DeviceSlice<T>, DriverError> {
+        let (host, done) = (&mut self.host[self.next], &self.done[self.next]);
+        done.wait()?;
+        let mut count = 0;
+        for (to, value) in host.iter_mut().zip(values) {
+            *to = value;
+            count += 1;
+        }
+        let place = self.place.range(0..count);
+        if count > 0 {
+            // SAFETY: the buffer is written again, or freed, only after `done`; freeing waits for the copy too.
+            unsafe { stream.queue_upload(host, place)? };
+            done.record(stream)?;
+            self.next ^= 1;
+        }
+        Ok(place)
+    }
+}
+
+/// All inputs.
+pub(crate) struct Inputs {
+    tokens: Upload<u32>,
+    table: Upload<u8>,
+    rows: Upload<Row>,
+    versions: Upload<u32>,
+    portions: Upload<Portion>,
+    /// What is there: the spans, and the state's epoch.
+    held: Option<(Vec<Span>, u64, OnDevice)>,
+}
+
+impl Inputs {
+    /// Takes the memory.
+    pub(crate) fn new(context: &Context, regions: &InputRegions, memory: &DeviceMemory) -> Result<Inputs, DriverError> {
+        fn upload<T: Pod>(context: &Context, region: Region, memory: &DeviceMemory) -> Result<Upload<T>, DriverError> {
+            Upload::new(context, memory.part(region.offset(), region.bytes() / size_of::<T>()))
+        }
+        Ok(Inputs {
+            tokens: upload(context, regions.tokens, memory)?,
+            table: upload(context, regions.table, memory)?,
+            rows: upload(context, regions.rows, memory)?,
+            versions: upload(context, regions.versions, memory)?,
+            portions: upload(context, regions.portions, memory)?,
+            held: None,
+        })
+    }
+
+    /// Token ids, or row numbers.
+    pub(crate) fn ids(&mut self, stream: &Stream, ids: &[u32]) -> Result<DeviceSlice<u32>, BackendError> {
+        Ok(self.tokens.put(stream, ids.iter().copied()).map_err(Failed::from)?)
+    }
+
+    /// Rows of an n-gram table.
+    pub(crate) fn table_rows(&mut self, stream: &Stream, bytes: &[u8]) -> Result<DeviceSlice<u8>, BackendError> {
+        Ok(self.table.put(stream, bytes.iter().copied()).map_err(Failed::from)?)
+    }
+
+    /// The window, copied unless it is there already.
+    pub(crate) fn window(&mut self, stream: &Stream, spans: &[Span], state: &State) -> Result<OnDevice, BackendError> {
+        match &self.held {
+            Some((held, epoch, window)) if held == spans && *epoch == state.epoch => return Ok(window.clone()),
+            _ => {}
+        }
+        let window = self.put(stream, spans, state).map_err(Failed::from)?;
+        self.held = Some((spans.to_vec(), state.epoch, window.clone()));
+        Ok(window)
+    }
+
+    fn put(&mut self, stream: &Stream, spans: &[Span], state: &State) -> Result<OnDevice, DriverError> {
+        self.held = None;
+        let row = |span: &Span, i| Row { slot: span.slot.0, position: (span.start + i) as u32 };
+        let rows = self.rows.put(stream, spans.iter().flat_map(|span| (0..span.rows).map(move |i| row(span, i))))?;
+        let versions = self.versions.put(stream, state.committed())?;
+        // Portion `round` of a span lies between its cuts `round - 1` and `round`.
+        let portion = |span: &Span, round: usize| {
+            let start = if round == 0 { 0 } else { span.cuts.get(round - 1)?.after };
+            let end = span.cuts.get(round).map_or(span.rows, |cut| cut.after);
+            let (row, rows) = ((span.row + start) as u32, (end - start) as u32);
+            let cut = span.cuts.get(round).map(|cut| (span.slot.0, cut.to));
+            (rows > 0).then_some((Portion { slot: span.slot.0, row, rows, goes_on: u32::from(round > 0) }, cut))
+        };
+        let count = spans.iter().map(|span| span.cuts.len() + 1).max().unwrap_or(0);
+        let in_rounds: Vec<Vec<_>> =
+            (0..count).map(|round| spans.iter().filter_map(|span| portion(span, round)).collect()).collect();
+        let all = self.portions.put(stream, in_rounds.iter().flatten().map(|(portion, _)| *portion))?;
+        let mut first = 0;
+        let rounds = in_rounds.iter().filter(|round| !round.is_empty()).map(|round| {
+            let portions = all.range(first..first + round.len());
+            first += round.len();
+            Round {
+                portions,
+                cuts: round.iter().filter_map(|(_, cut)| *cut).collect(),
+                longest: round.iter().map(|(portion, _)| portion.rows as usize).max().unwrap_or(0),
+            }
+        });
+        Ok(OnDevice { count: rows.len(), rows, versions, rounds: rounds.collect() })
+    }
+}

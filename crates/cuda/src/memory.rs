@@ -1,0 +1,45 @@
+//! What the backend will take from the device, described before any of it is: weights, experts, buffers, state, inputs, scratch.
+
+use strata_backend::{Spec, WeightData};
+use strata_plan::{Category, Plan, Region};
+use strata_residency::LayerSource;
+
+use crate::inputs::InputRegions;
+use crate::ops;
+use crate::state::LayerRegions;
+use crate::weights::WeightRegions;
+
+/// Where everything lies.
+pub struct Described {
+    pub(crate) weights: WeightRegions,
+    pub(crate) buffers: Vec<Region>,
+    pub(crate) layers: Vec<LayerRegions>,
+    pub(crate) inputs: InputRegions,
+    pub(crate) routing: Region,
+    pub(crate) rope: Region,
+    pub(crate) scratch: Region,
+    /// All of it, bytes.
+    pub(crate) bytes: usize,
+}
+
+/// Lays everything out.
+pub(crate) fn describe(spec: &Spec, weights: &[WeightData], experts: &[(u16, LayerSource)], plan: &mut Plan) -> Described {
+    let weights = WeightRegions::describe(spec, weights, experts, plan);
+    let layers = (0..spec.layers.len()).map(|index| LayerRegions::describe(spec, index, plan)).collect();
+    let buffer = |plan: &mut Plan, buffer: &strata_backend::BufferSpec| {
+        plan.device(Category::Window, buffer.name, buffer.rows.saturating_mul(buffer.width).saturating_mul(4))
+    };
+    let buffers = spec.buffers.iter().map(|spec| buffer(plan, spec)).collect();
+    let inputs = InputRegions::describe(spec, plan);
+    let rope = spec.shape.qsa.as_ref().map_or(0, |q| spec.context.saturating_mul(4 * q.rotary));
+    Described {
+        weights,
+        buffers,
+        layers,
+        inputs,
+        routing: plan.device(Category::Scratch, "routing", ops::routing_bytes(spec)),
+        rope: plan.device(Category::Scratch, "rotary table", rope),
+        scratch: plan.device(Category::Scratch, "ops", ops::scratch_bytes(spec)),
+        bytes: plan.device_bytes(),
+    }
+}

@@ -1,0 +1,264 @@
+//! The routed experts' products, the shared expert, and the sum over all: `kernels/experts.cu`, `kernels/route.cu`.
+
+use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, Shape, SharedWeights, Spec};
+use strata_quant::Format;
+
+use super::input::Input;
+use super::route::{RoutingParams, most_units};
+use super::{OpError, module};
+use crate::Failed;
+use crate::backend::CudaBackend;
+use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
+use crate::scratch::Scratch;
+use crate::weights::Matrix;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct GroupedParams {
+    slots: u64,
+    offset: u64,
+    q: u64,
+    d: u64,
+    sums: u64,
+    floats: u64,
+    order: u64,
+    out: u64,
+    scales: u64,
+    unit_expert: u64,
+    unit_first: u64,
+    unit_places: u64,
+    units: u64,
+    rows: u32,
+    k: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SwigluParams {
+    gate: u64,
+    up: u64,
+    count: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CombineParams {
+    routing: RoutingParams,
+    products: u64,
+    shared: u64,
+    scalar: u64,
+    y: u64,
+    width: u32,
+    padding: u32,
+}
+
+/// The kernels.
+pub(crate) struct Experts {
+    /// Per format: for units of one place, and for others. Float formats have one for all.
+    grouped: Vec<(Format, Kernel<GroupedParams>, Option<Kernel<GroupedParams>>)>,
+    swiglu: Kernel<SwigluParams>,
+    combine: Kernel<CombineParams>,
+}
+
+impl Experts {
+    pub(crate) fn new(context: &Context) -> Result<Experts, OpError> {
+        let (experts, route) = (module(context, "experts")?, module(context, "route")?);
+        let kernels = |format: Format| -> Result<_, DriverError> {
+            let name = format.name().to_lowercase();
+            let one = experts.kernel(&format!("strata_grouped_1_{name}"))?;
+            let more = (!format.is_float()).then(|| experts.kernel(&format!("strata_grouped_8_{name}")));
+            Ok((format, one, more.transpose()?))
+        };
+        Ok(Experts {
+            grouped: Format::ALL.into_iter().map(kernels).collect::<Result<_, _>>()?,
+            swiglu: route.kernel("strata_swiglu")?,
+            combine: route.kernel("strata_combine")?,
+        })
+    }
+}
+
+/// One of the three products of every expert.
+struct Product {
+    format: Format,
+    /// The layer's residency table, and where the rows start in a slot.
+    slots: DeviceSlice<u64>,
+    offset: usize,
+    rows: usize,
+    scales: Option<DeviceSlice<f32>>,
+    /// Whether the input has a column per row of the window, not per place.
+    by_row: bool,
+}
+
+/// What the routed experts need while they run.
+pub(crate) struct Room {
+    input: Input,
+    gate: DeviceSlice<f32>,
+    up: DeviceSlice<f32>,
+    hidden: Input,
+}
+
+impl Room {
+    /// For the rows of `u`.
+    pub(crate) fn new(spec: &Spec, u: DeviceSlice<f32>, room: &mut Scratch) -> Room {
+        let (d, moe) = (spec.shape.hidden, spec.shape.moe);
+        let rows = u.len() / d;
+        let pairs = rows * moe.used;
+        let gate = room.take(pairs * moe.width);
+        Room {
+            input: Input::new(u, d, rows, room),
+            gate,
+            up: room.take(pairs * moe.width),
+            hidden: Input::new(gate, moe.width, pairs, room),
+        }
+    }
+}
+
+/// What the shared expert needs while it runs.
+pub(crate) struct SharedRoom {
+    input: Input,
+    gate: DeviceSlice<f32>,
+    up: DeviceSlice<f32>,
+    hidden: Input,
+    shared: DeviceSlice<f32>,
+    scalar: DeviceSlice<f32>,
+}
+
+impl SharedRoom {
+    /// For the rows of `u`.
+    pub(crate) fn new(spec: &Spec, u: DeviceSlice<f32>, room: &mut Scratch) -> SharedRoom {
+        let (d, width) = (spec.shape.hidden, spec.shape.moe.shared_width);
+        let rows = u.len() / d;
+        let gate = room.take(rows * width);
+        SharedRoom {
+            input: Input::new(u, d, rows, room),
+            gate,
+            up: room.take(rows * width),
+            hidden: Input::new(gate, width, rows, room),
+            shared: room.take(rows * d),
+            scalar: room.take(rows),
+        }
+    }
+}
+
+impl CudaBackend {
+    /// The grouped experts' products, kept by place.
+    pub(crate) fn experts(
+        &mut self,
+        layer: Layer,
+        w: &ExpertWeights,
+        rows: usize,
+        u: Buffer,
+    ) -> Result<usize, BackendError> {
+        let (d, moe) = (self.spec.shape.hidden, self.spec.shape.moe);
+        self.routing.check(rows)?;
+        let slots = *self.weights.slots(layer.0)?;
+        let mut scales = [None; 3];
+        for (scale, weight) in scales.iter_mut().zip(w.scales) {
+            *scale = weight.map(|w| self.weights.floats(w, moe.experts)).transpose()?;
+        }
+        let u = self.buffer(u, rows, d)?;
+        let room = Room::new(&self.spec, u, &mut self.room());
+        let product = |format, offset, rows, scales, by_row| Product {
+            format,
+            slots: slots.table,
+            offset,
+            rows,
+            scales,
+            by_row,
+        };
+        let gate = product(w.gate, 0, moe.width, scales[0], true);
+        let up = product(w.up, slots.up, moe.width, scales[1], true);
+        let down = product(w.down, slots.down, d, scales[2], false);
+        self.prepare_for(&room.input, [w.gate, w.up].iter().any(|format| !format.is_float()))?;
+        self.grouped(&gate, &room.input, room.gate)?;
+        self.grouped(&up, &room.input, room.up)?;
+        self.swiglu(room.gate, room.up)?;
+        self.prepare_for(&room.hidden, !w.down.is_float())?;
+        self.grouped(&down, &room.hidden, self.routing.products)?;
+        // Which experts a window uses is known on the device only: the most that it can be.
+        Ok((rows * moe.used).min(moe.experts) * slots.stride)
+    }
+
+    fn grouped(&self, product: &Product, input: &Input, out: DeviceSlice<f32>) -> Result<(), BackendError> {
+        let (moe, rows) = (self.spec.shape.moe, self.routing.rows);
+        let routing = self.routing.params(&moe);
+        let [q, d, sums] = input.quantised_addresses();
+        let p = GroupedParams {
+            slots: product.slots.address(),
+            offset: product.offset as u64,
+            q,
+            d,
+            sums,
+            floats: input.floats().address(),
+            order: if product.by_row { routing.order } else { 0 },
+            out: out.address(),
+            scales: product.scales.map_or(0, DeviceSlice::address),
+            unit_expert: routing.unit_expert,
+            unit_first: routing.unit_first,
+            unit_places: routing.unit_places,
+            units: routing.units,
+            rows: product.rows as u32,
+            k: input.k() as u32,
+        };
+        let found = self.kernels.experts.grouped.iter().find(|(format, ..)| *format == product.format);
+        let (_, one, more) = found.expect("every format has kernels");
+        let (kernel, tile) = match more {
+            Some(more) if rows > 1 => (more, 8),
+            Some(_) => (one, 16),
+            None => (one, 4),
+        };
+        let blocks = [product.rows.div_ceil(tile) as u32, most_units(&moe, rows) as u32, 1];
+        // SAFETY: the slots have rows of this format and length behind the offset, the columns and `out` a place for every pair.
+        let queued = unsafe { kernel.launch(&self.stream, Grid { blocks, threads: 128 }, &p) };
+        Ok(queued.map_err(Failed::from)?)
+    }
+
+    fn swiglu(&self, gate: DeviceSlice<f32>, up: DeviceSlice<f32>) -> Result<(), BackendError> {
+        assert_eq!(gate.len(), up.len());
+        let p = SwigluParams { gate: gate.address(), up: up.address(), count: gate.len() as u64 };
+        // SAFETY: the sizes were compared above.
+        let queued =
+            unsafe { self.kernels.experts.swiglu.launch(&self.stream, Grid::threads(gate.len(), 256), &p) };
+        Ok(queued.map_err(Failed::from)?)
+    }
+
+    /// The experts' products weighed and summed, with the shared expert.
+    pub(crate) fn combine(
+        &mut self,
+        w: &SharedWeights,
+        rows: usize,
+        u: Buffer,
+        y: Buffer,
+    ) -> Result<usize, BackendError> {
+        let Shape { hidden: d, moe, .. } = self.spec.shape;
+        let width = moe.shared_width;
+        let [gate, up] = [self.weights.matrix(w.gate, width, d)?, self.weights.matrix(w.up, width, d)?];
+        let down = self.weights.matrix(w.down, d, width)?;
+        let scalar = self.weights.floats(w.scalar, d)?;
+        self.routing.check(rows)?;
+        let (u, y) = (self.buffer(u, rows, d)?, self.buffer(y, rows, d)?);
+        let room = SharedRoom::new(&self.spec, u, &mut self.room());
+        self.prepare(&room.input, &[gate, up])?;
+        self.product(&gate, &room.input, room.gate)?;
+        self.product(&up, &room.input, room.up)?;
+        self.swiglu(room.gate, room.up)?;
+        self.prepare(&room.hidden, &[down])?;
+        self.product(&down, &room.hidden, room.shared)?;
+        let scalar = Matrix { format: Format::F32, rows: 1, k: d, bytes: scalar.cast(), scale: None };
+        self.product(&scalar, &room.input, room.scalar)?;
+        let p = CombineParams {
+            routing: self.routing.params(&moe),
+            products: self.routing.products.address(),
+            shared: room.shared.address(),
+            scalar: room.scalar.address(),
+            y: y.address(),
+            width: d as u32,
+            padding: 0,
+        };
+        let blocks = [d.div_ceil(128) as u32, rows.min(usize::from(u16::MAX)) as u32, 1];
+        // SAFETY: the routing is of these rows.
+        unsafe { self.kernels.experts.combine.launch(&self.stream, Grid { blocks, threads: 128 }, &p) }
+            .map_err(Failed::from)?;
+        Ok([gate, up, down].iter().map(|w| w.bytes.len()).sum())
+    }
+}

@@ -1,0 +1,190 @@
+//! Routing, and grouping by expert: `kernels/route.cu`.
+
+use strata_backend::{BackendError, Buffer, MoeShape, Spec, Weight};
+
+use super::input::Input;
+use super::{OpError, module};
+use crate::backend::CudaBackend;
+use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
+use crate::scratch::Scratch;
+use crate::{Failed, failed};
+
+/// What the router leaves, as kernels take it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct RoutingParams {
+    experts: u64,
+    shares: u64,
+    places: u64,
+    pub(crate) order: u64,
+    counts: u64,
+    pub(crate) unit_expert: u64,
+    pub(crate) unit_first: u64,
+    pub(crate) unit_places: u64,
+    pub(crate) units: u64,
+    rows: u32,
+    used: u32,
+    all: u32,
+    tile: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ChooseParams {
+    routing: RoutingParams,
+    logits: u64,
+}
+
+/// The kernels.
+pub(crate) struct Route {
+    choose: Kernel<ChooseParams>,
+    count: Kernel<RoutingParams>,
+    scan: Kernel<RoutingParams>,
+    place: Kernel<RoutingParams>,
+}
+
+impl Route {
+    pub(crate) fn new(context: &Context) -> Result<Route, OpError> {
+        let module = module(context, "route")?;
+        Ok(Route {
+            choose: module.kernel("strata_choose")?,
+            count: module.kernel("strata_count")?,
+            scan: module.kernel("strata_scan")?,
+            place: module.kernel("strata_place")?,
+        })
+    }
+}
+
+/// Places of one expert that a unit of work has.
+pub(crate) const TILE: usize = 8;
+
+/// The most units that `rows` rows can make.
+pub(crate) fn most_units(moe: &MoeShape, rows: usize) -> usize {
+    let pairs = rows * moe.used;
+    pairs.min(moe.experts + pairs / TILE)
+}
+
+/// A window's routing. It stays until the next one.
+pub(crate) struct Routing {
+    experts: DeviceSlice<u32>,
+    shares: DeviceSlice<f32>,
+    places: DeviceSlice<u32>,
+    order: DeviceSlice<u32>,
+    counts: DeviceSlice<u32>,
+    unit_expert: DeviceSlice<u32>,
+    unit_first: DeviceSlice<u32>,
+    unit_places: DeviceSlice<u32>,
+    units: DeviceSlice<u32>,
+    /// Per place `[D]`.
+    pub(crate) products: DeviceSlice<f32>,
+    /// Rows of the window that was routed.
+    pub(crate) rows: usize,
+    /// Whether its pairs are grouped.
+    grouped: bool,
+}
+
+impl Routing {
+    /// Room for the widest window.
+    pub(crate) fn new(spec: &Spec, room: &mut Scratch) -> Routing {
+        let (moe, rows) = (spec.shape.moe, spec.window.max(spec.sequences));
+        let (pairs, units) = (rows * moe.used, most_units(&moe, rows));
+        Routing {
+            experts: room.take(pairs),
+            shares: room.take(pairs),
+            places: room.take(pairs),
+            order: room.take(pairs),
+            counts: room.take(moe.experts),
+            unit_expert: room.take(units),
+            unit_first: room.take(units),
+            unit_places: room.take(units),
+            units: room.take(1),
+            products: room.take(pairs * spec.shape.hidden),
+            rows: 0,
+            grouped: false,
+        }
+    }
+
+    /// As kernels take it.
+    pub(crate) fn params(&self, moe: &MoeShape) -> RoutingParams {
+        RoutingParams {
+            experts: self.experts.address(),
+            shares: self.shares.address(),
+            places: self.places.address(),
+            order: self.order.address(),
+            counts: self.counts.address(),
+            unit_expert: self.unit_expert.address(),
+            unit_first: self.unit_first.address(),
+            unit_places: self.unit_places.address(),
+            units: self.units.address(),
+            rows: self.rows as u32,
+            used: moe.used as u32,
+            all: moe.experts as u32,
+            tile: TILE as u32,
+        }
+    }
+
+    /// Whether the routing is of these rows, and grouped.
+    pub(crate) fn check(&self, rows: usize) -> Result<(), BackendError> {
+        if self.grouped && self.rows == rows {
+            return Ok(());
+        }
+        Err(failed(format!("{rows} rows for the experts where {} were routed", self.rows)))
+    }
+}
+
+/// What the router needs while it runs.
+pub(crate) struct Room {
+    input: Input,
+    logits: DeviceSlice<f32>,
+}
+
+impl Room {
+    /// For the rows of `u`.
+    pub(crate) fn new(spec: &Spec, u: DeviceSlice<f32>, room: &mut Scratch) -> Room {
+        let (d, rows) = (spec.shape.hidden, u.len() / spec.shape.hidden);
+        Room { input: Input::new(u, d, rows, room), logits: room.take(rows * spec.shape.moe.experts) }
+    }
+}
+
+impl CudaBackend {
+    /// Chooses each row's experts.
+    pub(crate) fn route(&mut self, router: Weight, rows: usize, u: Buffer) -> Result<usize, BackendError> {
+        let (d, moe) = (self.spec.shape.hidden, self.spec.shape.moe);
+        let router = self.weights.matrix(router, moe.experts, d)?;
+        let u = self.buffer(u, rows, d)?;
+        if rows > self.spec.window.max(self.spec.sequences) {
+            return Err(failed(format!("{rows} rows to route in windows of {}", self.spec.window)));
+        }
+        (self.routing.rows, self.routing.grouped) = (rows, false);
+        let room = Room::new(&self.spec, u, &mut self.room());
+        self.prepare(&room.input, &[router])?;
+        self.product(&router, &room.input, room.logits)?;
+        let p = ChooseParams { routing: self.routing.params(&moe), logits: room.logits.address() };
+        // SAFETY: the routing has room for the widest window.
+        unsafe { self.kernels.route.choose.launch(&self.stream, Grid::threads(rows * 32, 128), &p) }
+            .map_err(Failed::from)?;
+        Ok(router.bytes.len())
+    }
+
+    /// Orders the routing's pairs by expert.
+    pub(crate) fn group(&mut self, rows: usize) -> Result<usize, BackendError> {
+        if rows != self.routing.rows {
+            return Err(failed(format!("{rows} rows to group where {} were routed", self.routing.rows)));
+        }
+        let moe = self.spec.shape.moe;
+        let (p, pairs) = (self.routing.params(&moe), Grid::threads(rows * moe.used, 256));
+        let Route { count, scan, place, .. } = &self.kernels.route;
+        let queue = || -> Result<(), DriverError> {
+            self.stream.fill(self.routing.counts, 0)?;
+            // SAFETY: the routing has room for the widest window; experts' numbers are below their count.
+            unsafe {
+                count.launch(&self.stream, pairs, &p)?;
+                scan.launch(&self.stream, Grid { blocks: [1; 3], threads: 1024 }, &p)?;
+                place.launch(&self.stream, pairs, &p)
+            }
+        };
+        queue().map_err(Failed::from)?;
+        self.routing.grouped = true;
+        Ok(0)
+    }
+}
