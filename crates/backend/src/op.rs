@@ -56,8 +56,14 @@ pub struct QsaWeights {
     pub q_norm: Weight,
     /// `[head_dim]`.
     pub k_norm: Weight,
-    /// The indexer: queries `[index_heads * index_dim, D]`, key `[index_dim, D]`, both norms `[index_dim]`.
-    pub index: Option<[Weight; 4]>,
+    /// The indexer's queries, `[index_heads * index_dim, D]`.
+    pub index_q: Weight,
+    /// The indexer's key, `[index_dim, D]`.
+    pub index_k: Weight,
+    /// `[index_dim]`.
+    pub index_q_norm: Weight,
+    /// `[index_dim]`.
+    pub index_k_norm: Weight,
 }
 
 /// Formats and layout of a layer's routed experts. Their bytes come from the expert store.

@@ -20,6 +20,9 @@ use crate::shared::{Grid, Input, Job, Split, Tile, in_turn, products, run, run_o
 /// Rows that a worker takes through an op at a time; columns of one [`Activations`].
 pub(crate) const TILE: usize = 32;
 
+/// Most residual streams: a row's streams are columns of one tile.
+pub(crate) const MOST_STREAMS: usize = TILE;
+
 /// Weights of an op up to this size stay in a core's own cache while it takes tiles through them, bytes.
 const PRIVATE: usize = 2 << 20;
 

@@ -81,11 +81,7 @@ unsafe impl<T: Send> Sync for Grid<'_, T> {}
 impl<'a, T> Grid<'a, T> {
     /// Bands of `grain` rows of `width` elements, over all columns.
     pub(crate) fn rows(data: &'a mut [T], width: usize, grain: usize) -> Self {
-        Self::rows_of(data, data.len() / width.max(1), width, grain)
-    }
-
-    /// As [`Grid::rows`], but with so many rows also where they have no columns.
-    pub(crate) fn rows_of(data: &'a mut [T], rows: usize, width: usize, grain: usize) -> Self {
+        let rows = data.len() / width.max(1);
         assert!(
             rows * width == data.len() && grain > 0,
             "{} elements are not {rows} rows of {width}",

@@ -85,14 +85,22 @@ pub(crate) fn lower(model: &Model, config: &EngineConfig) -> Result<Lowered, Eng
         trunk.layers.iter().enumerate().map(|(at, layer)| lowering.layer(at, layer)).collect();
     let layers = layers?;
     let draft = draft.map(|draft| lowering.draft(draft, layers.len(), embed, output)).transpose()?;
-    let states = layers.iter().chain(draft.as_ref().map(|d| &d.layer)).map(|layer| LayerState {
-        gdn: matches!(layer.mixing, Mixing::Gdn(_)),
-        qsa: matches!(layer.mixing, Mixing::Qsa(_)),
-        ngram: layer.ngram.is_some(),
-    });
+    let mut states: Vec<LayerState> = layers
+        .iter()
+        .zip(&model.hyper.layers)
+        .map(|(layer, &kind)| {
+            let (gdn, qsa) = match kind {
+                LayerKind::Gdn => (true, None),
+                LayerKind::Qsa { ratio } => (false, Some(ratio)),
+            };
+            LayerState { gdn, qsa, ngram: layer.ngram.is_some() }
+        })
+        .collect();
+    let ratio = model.hyper.draft.filter(|_| config.draft).map(|draft| draft.ratio);
+    states.extend(ratio.map(|ratio| LayerState { gdn: false, qsa: Some(ratio), ngram: false }));
     Ok(Lowered {
-        states: states.collect(),
-        shape: shape(model, config.draft)?,
+        shape: shape(model, &states),
+        states,
         graph: Graph { embed, layers, head_mixer, output, draft },
         weights: lowering.weights,
         experts: lowering.experts,
@@ -100,34 +108,22 @@ pub(crate) fn lower(model: &Model, config: &EngineConfig) -> Result<Lowered, Eng
 }
 
 /// The geometry that ops see.
-fn shape(model: &Model, draft: bool) -> Result<Shape, EngineError> {
+fn shape(model: &Model, states: &[LayerState]) -> Shape {
     let h = &model.hyper;
-    let ratio = |kind: &LayerKind| match kind {
-        LayerKind::Gdn => None,
-        LayerKind::Qsa { ratio } => Some(*ratio),
-    };
-    let mut ratios: Vec<usize> = h.layers.iter().filter_map(ratio).collect();
-    ratios.extend(h.draft.filter(|_| draft).map(|draft| draft.ratio));
-    let block = ratios.first().copied().unwrap_or(0);
-    if ratios.iter().any(|&ratio| ratio != block) {
-        let what = "its attention layers have different compress ratios, which can't be run";
-        return Err(EngineError::Config(format!("{}: {what}", model.gguf.path().display())));
-    }
-    let any = |recurrent: bool| h.layers.iter().any(|kind| matches!(kind, LayerKind::Gdn) == recurrent);
-    Ok(Shape {
+    Shape {
         hidden: h.width,
         streams: h.streams,
         mixer_rank: h.mixer_rank,
         vocab: h.vocab,
         norm_eps: h.norm_eps,
-        gdn: any(true).then_some(GdnShape {
+        gdn: states.iter().any(|state| state.gdn).then_some(GdnShape {
             key_heads: h.gdn.key_heads,
             value_heads: h.gdn.value_heads,
             key_dim: h.gdn.key_dim,
             value_dim: h.gdn.value_dim,
             conv_kernel: h.gdn.conv_kernel,
         }),
-        qsa: (any(false) || draft).then_some(QsaShape {
+        qsa: states.iter().any(|state| state.qsa.is_some()).then_some(QsaShape {
             heads: h.attention.heads,
             kv_heads: h.attention.kv_heads,
             head_dim: h.attention.head_dim,
@@ -136,7 +132,6 @@ fn shape(model: &Model, draft: bool) -> Result<Shape, EngineError> {
             index_heads: h.indexer.heads,
             index_dim: h.indexer.dim,
             budget: h.indexer.budget,
-            block,
         }),
         moe: MoeShape {
             experts: h.moe.experts,
@@ -150,7 +145,7 @@ fn shape(model: &Model, draft: bool) -> Result<Shape, EngineError> {
             conv_kernel: ple.conv_kernel,
             dilation: ple.ngram_size,
         }),
-    })
+    }
 }
 
 struct Lowering<'m> {
@@ -257,12 +252,10 @@ impl Lowering<'_> {
             out: self.weight(&qsa.output)?,
             q_norm: self.weight(&qsa.q_norm)?,
             k_norm: self.weight(&qsa.k_norm)?,
-            index: Some([
-                self.weight(&qsa.index_q)?,
-                self.weight(&qsa.index_k)?,
-                self.weight(&qsa.index_q_norm)?,
-                self.weight(&qsa.index_k_norm)?,
-            ]),
+            index_q: self.weight(&qsa.index_q)?,
+            index_k: self.weight(&qsa.index_k)?,
+            index_q_norm: self.weight(&qsa.index_q_norm)?,
+            index_k_norm: self.weight(&qsa.index_k_norm)?,
         })
     }
 
