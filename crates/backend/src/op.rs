@@ -129,6 +129,8 @@ pub enum Op<'a> {
         weights: NgramWeights,
         /// How the table's rows are stored.
         format: Format,
+        /// What the table's values are multiplied with, in files that scale whole tensors.
+        scale: Option<f32>,
         /// The table rows of each token, `[rows, heads]` rows of `format`, as read from the table.
         table_rows: &'a [u8],
         /// The sequences' parts.

@@ -117,6 +117,7 @@ fn ngram(bencher: Bencher, rows: usize) {
             layer: GDN,
             weights: rig.ngram,
             format: rig.recipe.format,
+            scale: None,
             table_rows: &bytes,
             spans: &window.spans,
             x: X,

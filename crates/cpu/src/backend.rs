@@ -16,6 +16,7 @@ use crate::bench::{Bench, GRAIN, MOST_STREAMS, TILE};
 use crate::buffers::Buffers;
 use crate::draft::Join;
 use crate::memory::{self, Described};
+use crate::ngram::Table;
 use crate::route::Routing;
 use crate::select::MOST_DIM;
 use crate::shared::{Crew, Grid, run};
@@ -147,8 +148,8 @@ impl CpuBackend {
     fn compute(&mut self, op: &Op<'_>) -> Result<usize, BackendError> {
         match *op {
             Op::Embed { table, tokens, x } => self.embed(table, tokens, x),
-            Op::Ngram { layer, ref weights, format, table_rows, spans, x } => {
-                self.ngram(layer, weights, (format, table_rows), spans, x)
+            Op::Ngram { layer, ref weights, format, scale, table_rows, spans, x } => {
+                self.ngram(layer, weights, Table { format, scale, rows: table_rows }, spans, x)
             }
             Op::MixerRead { ref weights, rows, x, u, inject } => self.mixer_read(weights, rows, x, u, inject),
             Op::MixerWrite { rows, y, inject, x } => self.mixer_write(rows, y, inject, x),

@@ -11,7 +11,7 @@ use strata_backend::{
 use strata_gguf::{Mapping, TensorInfo};
 use strata_model::roles::{self, GateUp};
 use strata_model::{LayerKind, Model, TensorRef};
-use strata_quant::Format;
+use strata_quant::{Format, dequantise};
 use strata_residency::{Bytes, LayerError, LayerSource, Tensor};
 
 use crate::config::EngineConfig;
@@ -167,19 +167,30 @@ impl Lowering<'_> {
 
     /// The scale of a whole tensor.
     fn scale(&self, index: usize) -> Result<f32, EngineError> {
-        let mut bytes = [0; 4];
-        self.model.gguf.read_at(&self.model.gguf.tensors()[index], 0, &mut bytes)?;
-        Ok(f32::from_le_bytes(bytes))
+        let tensor = &self.model.gguf.tensors()[index];
+        let (mut bytes, mut scale) = (vec![0; tensor.bytes as usize], [0.0]);
+        self.model.gguf.read_at(tensor, 0, &mut bytes)?;
+        dequantise(self.format(index)?, &bytes, &mut scale);
+        Ok(scale[0])
     }
 
-    /// The scales of a tensor's experts, as a vector.
-    fn scales(&mut self, tensor: &TensorRef) -> Option<Weight> {
-        let index = tensor.scale?;
-        let name = self.model.gguf.tensors()[index].name.clone();
-        let bytes = self.bytes(index);
-        let k = tensor.experts;
-        self.weights.push(WeightData { name, format: Format::F32, rows: 1, k, bytes, scale: None });
-        Some(Weight(self.weights.len() as u32 - 1))
+    /// The scales of a tensor's experts, as a vector: files have one for all, or one for each.
+    fn scales(&mut self, tensor: &TensorRef) -> Result<Option<Weight>, EngineError> {
+        let Some(index) = tensor.scale else { return Ok(None) };
+        let (TensorInfo { name, shape, .. }, k) = (self.model.gguf.tensors()[index].clone(), tensor.experts);
+        let (format, bytes) = match shape.iter().product::<u64>() {
+            1 => (Format::F32, Bytes::from(self.scale(index)?.to_le_bytes().repeat(k))),
+            _ => (self.format(index)?, self.bytes(index)),
+        };
+        self.weights.push(WeightData { name, format, rows: 1, k, bytes, scale: None });
+        Ok(Some(Weight(self.weights.len() as u32 - 1)))
+    }
+
+    /// How the tensor at `index` is stored.
+    fn format(&self, index: usize) -> Result<Format, EngineError> {
+        let TensorInfo { name, ty, .. } = &self.model.gguf.tensors()[index];
+        let path = self.model.gguf.path().display();
+        Format::try_from(*ty).map_err(|why| EngineError::Config(format!("{path}: tensor `{name}`: {why}")))
     }
 
     fn bytes(&self, index: usize) -> Bytes {
@@ -199,8 +210,8 @@ impl Lowering<'_> {
     fn layer(&mut self, at: usize, layer: &roles::Layer) -> Result<LayerGraph, EngineError> {
         let ngram = match (&layer.ple, self.model.hyper.ple_slot(at), &self.model.trunk.ngram_table) {
             (Some(ple), Some(block), Some(table)) => {
-                let format = table.format;
-                Some(Ngram { weights: self.ngram(ple)?, format, block })
+                let scale = table.scale.map(|scale| self.scale(scale)).transpose()?;
+                Some(Ngram { weights: self.ngram(ple)?, format: table.format, scale, block })
             }
             _ => None,
         };
@@ -290,7 +301,7 @@ impl Lowering<'_> {
             gate: gate.format,
             up: up.format,
             down: moe.down.format,
-            scales: [self.scales(gate), self.scales(up), self.scales(&moe.down)],
+            scales: [self.scales(gate)?, self.scales(up)?, self.scales(&moe.down)?],
         })
     }
 

@@ -438,6 +438,7 @@ impl Rig {
             layer: GDN,
             weights: self.ngram,
             format: self.recipe.format,
+            scale: None,
             table_rows: &bytes,
             spans: &window.spans,
             x: X,

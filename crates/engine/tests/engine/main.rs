@@ -9,5 +9,6 @@ mod exactness;
 mod geometries;
 mod golden;
 mod rig;
+mod scales;
 mod sequences;
 mod whole;
