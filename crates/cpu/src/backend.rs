@@ -12,14 +12,14 @@ use strata_quant::{Activations, Isa};
 use strata_residency::ExpertStore;
 use strata_topology::Pool;
 
-use crate::bench::{Bench, GRAIN, MOST_STREAMS, TILE};
+use crate::bench::{Bench, Crew, GRAIN, MOST_STREAMS, TILE};
 use crate::buffers::Buffers;
 use crate::draft::Join;
 use crate::memory::{self, Described};
 use crate::ngram::Table;
 use crate::route::Routing;
 use crate::select::MOST_DIM;
-use crate::shared::{Crew, Grid, run};
+use crate::shared::{Grid, run};
 use crate::spans::Piece;
 use crate::state::State;
 use crate::taps::MOST_TAPS;
@@ -27,22 +27,18 @@ use crate::weights::Weights;
 use crate::{failed, rope};
 
 /// The CPU, not yet built into a backend: which threads compute, with which instructions.
-pub struct Cpu {
-    pool: Pool,
-    isa: Isa,
-    grain: usize,
-}
+pub struct Cpu(Crew);
 
 impl Cpu {
     /// A backend-to-be on `pool`, with the kernels of `isa`.
     pub fn new(pool: Pool, isa: Isa) -> Cpu {
-        Cpu { pool, isa, grain: GRAIN }
+        Cpu(Crew { pool, isa, grain: GRAIN })
     }
 
     /// Another least amount of work that is worth another task, in multiply-adds. Changes the speed, never the bits; tests use
     /// 1, so that small shapes are shared among threads too.
     pub fn with_grain(self, grain: usize) -> Cpu {
-        Cpu { grain: grain.max(1), ..self }
+        Cpu(Crew { grain: grain.max(1), ..self.0 })
     }
 }
 
@@ -50,7 +46,7 @@ impl Build for Cpu {
     type Described = Described;
 
     fn describe(&self, spec: &Spec, weights: &[WeightData], plan: &mut Plan) -> Described {
-        memory::describe(spec, weights, self.pool.threads(), plan)
+        memory::describe(spec, weights, self.0.pool.threads(), plan)
     }
 
     fn build(
@@ -87,7 +83,7 @@ pub struct CpuBackend {
 
 impl CpuBackend {
     fn new(
-        cpu: Cpu,
+        Cpu(crew): Cpu,
         spec: Spec,
         described: Described,
         arena: &mut Arena,
@@ -117,7 +113,6 @@ impl CpuBackend {
             unit_count: 0,
         };
         let state = State::new(&spec, &described.layers, arena)?;
-        let crew = Crew::new(cpu.pool, cpu.isa, cpu.grain);
         let team = crew.team();
         if let Some(q) = spec.shape.qsa.as_ref().filter(|q| q.rotary > 0) {
             let grain = spec.context.div_ceil(64 * team.threads()).max(1);
@@ -211,11 +206,11 @@ impl Backend for CpuBackend {
     }
 
     fn begin_step(&mut self) {
-        self.crew.begin();
+        self.crew.pool.begin_step();
     }
 
     fn end_step(&mut self) {
-        self.crew.end();
+        self.crew.pool.end_step();
     }
 
     fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError> {

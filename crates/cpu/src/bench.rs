@@ -68,6 +68,19 @@ impl Bench {
     }
 }
 
+/// Everyone: the pool, with what it computes by.
+pub(crate) struct Crew {
+    pub(crate) pool: Pool,
+    pub(crate) isa: Isa,
+    pub(crate) grain: usize,
+}
+
+impl Crew {
+    pub(crate) fn team(&self) -> Team<'_> {
+        Team { pool: Some(&self.pool), isa: self.isa, grain: self.grain }
+    }
+}
+
 /// Who computes a stage: this thread alone, or a pool.
 #[derive(Clone, Copy)]
 pub(crate) struct Team<'p> {
