@@ -11,7 +11,7 @@ use strata_residency::{ExpertStore, LayerSource};
 use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, Stream};
 use crate::inputs::Inputs;
 use crate::memory::{self, Described};
-use crate::ops::{Kernels, OpError};
+use crate::ops::{Kernels, OpError, Routing, check_attention};
 use crate::scratch::Scratch;
 use crate::state::State;
 use crate::weights::Weights;
@@ -70,8 +70,7 @@ pub struct CudaBackend {
     pub(crate) weights: Weights,
     pub(crate) state: State,
     pub(crate) inputs: Inputs,
-    /// See `ops::routing`.
-    pub(crate) routing: DeviceSlice<u8>,
+    pub(crate) routing: Routing,
     /// `[context][cos, sin][rotary / 2]`
     pub(crate) rope: DeviceSlice<f32>,
     scratch: DeviceSlice<u8>,
@@ -95,6 +94,7 @@ impl CudaBackend {
         store: &ExpertStore,
     ) -> Result<CudaBackend, BackendError> {
         let Cuda { context, kernels } = cuda;
+        spec.shape.qsa.as_ref().map_or(Ok(()), check_attention)?;
         context.enter().map_err(failed)?;
         let memory = DeviceMemory::new(&context, described.bytes).map_err(|error| {
             let (free, all) = context.memory().unwrap_or_default();
@@ -121,7 +121,10 @@ impl CudaBackend {
             weights,
             state,
             inputs,
-            routing: memory.part(described.routing.offset(), described.routing.bytes()),
+            routing: Routing::new(
+                &spec,
+                &mut Scratch::of(memory.part(described.routing.offset(), described.routing.bytes())),
+            ),
             rope,
             scratch: memory.part(described.scratch.offset(), described.scratch.bytes()),
             buffers: buffers.collect(),
@@ -155,8 +158,8 @@ impl CudaBackend {
     fn queue(&mut self, op: &Op<'_>) -> Result<usize, BackendError> {
         match op {
             Op::Embed { table, tokens, x } => self.embed(*table, tokens, *x),
-            Op::Ngram { layer, weights, format, table_rows, spans, x } => {
-                self.ngram(*layer, weights, *format, table_rows, spans, *x)
+            Op::Ngram { layer, weights, format, scale, table_rows, spans, x } => {
+                self.ngram(*layer, weights, (*format, *scale, table_rows), spans, *x)
             }
             Op::MixerRead { weights, rows, x, u, inject } => self.mixer_read(weights, *rows, *x, *u, *inject),
             Op::MixerWrite { rows, y, inject, x } => self.mixer_write(*rows, *y, *inject, *x),

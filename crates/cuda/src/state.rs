@@ -23,8 +23,8 @@ impl LayerRegions {
     /// Lays out layer `index`.
     pub(crate) fn describe(spec: &Spec, index: usize, plan: &mut Plan) -> LayerRegions {
         let layer = &spec.layers[index];
-        let floats = spec.recurrent_floats(layer);
-        let cache = spec.cache_bytes(layer, spec.context).saturating_mul(spec.sequences);
+        let floats: usize = spec.recurrent_floats(layer).iter().sum();
+        let cache = cache_bytes(spec, index).saturating_mul(spec.sequences);
         LayerRegions {
             recurrent: plan.device(Category::Recurrent, "state", 8usize.saturating_mul(floats).saturating_mul(spec.sequences)),
             checkpoints: plan.device(Category::Recurrent, "checkpoints", 4usize.saturating_mul(floats).saturating_mul(spec.checkpoints)),
@@ -47,6 +47,8 @@ pub(crate) struct LayerState {
     pub(crate) cache: DeviceSlice<u8>,
     /// Bytes of a sequence's cache.
     pub(crate) cache_bytes: usize,
+    /// Where its values, raw and pooled indexer keys start; keys do at 0.
+    pub(crate) cache_places: [usize; 3],
 }
 
 impl LayerState {
@@ -94,18 +96,20 @@ impl State {
         memory: &DeviceMemory,
         stream: &Stream,
     ) -> Result<State, BackendError> {
-        let layer = |(layer, regions): (&strata_backend::LayerState, &LayerRegions)| {
-            let gdn = spec.shape.gdn.as_ref().filter(|_| layer.gdn);
+        let layer = |(index, regions): (usize, &LayerRegions)| {
+            let floats = spec.recurrent_floats(&spec.layers[index]);
+            let [keys, values, raw, _] = spec.cached(&spec.layers[index], spec.context).map(|n| n * spec.kv.bytes());
             LayerState {
                 recurrent: memory.part(regions.recurrent.offset(), regions.recurrent.bytes() / 4),
-                floats: spec.recurrent_floats(layer),
-                gdn: gdn.map_or([0; 2], |g| [g.state_floats(), g.conv_floats()]),
+                floats: floats.iter().sum(),
+                gdn: [floats[0], floats[1]],
                 checkpoints: memory.part(regions.checkpoints.offset(), regions.checkpoints.bytes() / 4),
                 cache: memory.part(regions.cache.offset(), regions.cache.bytes()),
-                cache_bytes: spec.cache_bytes(layer, spec.context),
+                cache_bytes: cache_bytes(spec, index),
+                cache_places: [keys, keys + values, keys + values + raw],
             }
         };
-        let layers: Vec<LayerState> = spec.layers.iter().zip(regions).map(layer).collect();
+        let layers: Vec<LayerState> = regions.iter().enumerate().map(layer).collect();
         for layer in &layers {
             stream.fill(layer.recurrent, 0).map_err(failed)?;
             stream.fill(layer.cache, 0).map_err(failed)?;
@@ -237,8 +241,7 @@ impl State {
         self.check(slot)?;
         self.check_tokens(tokens)?;
         let spec = self.spec.clone();
-        let each = |layer| 4 * spec.recurrent_floats(layer) + spec.cache_bytes(layer, tokens);
-        let expected = spec.layers.iter().map(each).sum();
+        let expected = spec.layers.iter().map(|layer| spec.state_bytes(layer, tokens)).sum();
         if bytes.len() != expected {
             return Err(BackendError::StateSize { expected, found: bytes.len() });
         }
@@ -299,34 +302,19 @@ impl State {
     }
 }
 
+/// Bytes of one sequence's cache in a layer.
+fn cache_bytes(spec: &Spec, layer: usize) -> usize {
+    spec.cached(&spec.layers[layer], spec.context).iter().sum::<usize>() * spec.kv.bytes()
+}
+
 /// Where the first `tokens` tokens' keys, values, raw and pooled indexer keys are in a sequence's cache, bytes.
 fn pieces(spec: &Spec, layer: usize, tokens: usize) -> Vec<std::ops::Range<usize>> {
-    let Some(q) = spec.shape.qsa.as_ref().filter(|_| spec.layers[layer].qsa) else { return Vec::new() };
-    let CachePlaces { values, raw, pooled, .. } = CachePlaces::new(spec);
-    let width = spec.kv.bytes();
-    let kv = q.kv_heads * q.head_dim * tokens * width;
-    let mut pieces = vec![0..kv, values..values + kv];
-    if q.block > 0 {
-        pieces.push(raw..raw + q.index_dim * tokens * width);
-        pieces.push(pooled..pooled + q.index_dim * (tokens / q.block) * width);
-    }
-    pieces
-}
-
-/// Where the parts of a sequence's cache start, bytes; keys start at 0.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CachePlaces {
-    pub(crate) values: usize,
-    pub(crate) raw: usize,
-    pub(crate) pooled: usize,
-}
-
-impl CachePlaces {
-    /// Of a model with attention.
-    pub(crate) fn new(spec: &Spec) -> CachePlaces {
-        let Some(q) = &spec.shape.qsa else { return CachePlaces { values: 0, raw: 0, pooled: 0 } };
-        let width = spec.kv.bytes();
-        let kv = q.kv_heads * q.head_dim * spec.context * width;
-        CachePlaces { values: kv, raw: 2 * kv, pooled: 2 * kv + q.index_dim * spec.context * width }
-    }
+    let [all, used] = [spec.context, tokens].map(|tokens| spec.cached(&spec.layers[layer], tokens));
+    let mut first = 0;
+    let piece = |(all, used): (usize, usize)| {
+        let start = first;
+        first += all * spec.kv.bytes();
+        start..start + used * spec.kv.bytes()
+    };
+    all.into_iter().zip(used).map(piece).collect()
 }

@@ -30,6 +30,16 @@ impl Input {
         Input { floats, quantised, k, cols }
     }
 
+    /// Values of a column.
+    pub(crate) fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Addresses of the quantised values, scales and sums; 0 where there are none.
+    pub(crate) fn quantised_addresses(&self) -> [u64; 3] {
+        self.quantised.map_or([0; 3], |columns| [columns.q.address(), columns.d.address(), columns.sums.address()])
+    }
+
     /// The values.
     pub(crate) fn floats(&self) -> DeviceSlice<f32> {
         self.floats
@@ -39,8 +49,13 @@ impl Input {
 impl CudaBackend {
     /// Queues the quantisation of columns for the matrices that want it.
     pub(crate) fn prepare(&self, input: &Input, matrices: &[Matrix]) -> Result<(), BackendError> {
+        self.prepare_for(input, matrices.iter().any(|w| !w.format.is_float()))
+    }
+
+    /// Queues the quantisation of columns, if block formats want it.
+    pub(crate) fn prepare_for(&self, input: &Input, blocks: bool) -> Result<(), BackendError> {
         match &input.quantised {
-            Some(columns) if matrices.iter().any(|w| !w.format.is_float()) => {
+            Some(columns) if blocks => {
                 let values = input.floats.range(0..input.k * input.cols);
                 Ok(self.kernels.products.quantise(&self.stream, values, columns).map_err(Failed::from)?)
             }

@@ -2,17 +2,26 @@
 //!
 //! Owns the agreement with `kernels/`: each parameter struct here has a twin there, and loading a kernel compares their sizes.
 
+mod draft;
 mod embed;
+mod experts;
 mod floats;
+mod gdn;
 mod input;
 mod mixer;
+mod ngram;
 mod products;
+mod qsa;
+mod recurrent;
+mod route;
 
 use strata_backend::Spec;
 
 pub use products::{Columns, Products};
+pub(crate) use qsa::check as check_attention;
+pub(crate) use route::Routing;
 
-use crate::driver::{Context, DriverError, Module};
+use crate::driver::{Context, DeviceSlice, DriverError, Module};
 use crate::scratch::Scratch;
 
 /// The kernels of this build, by the name of their source; none where no compiler was found.
@@ -46,6 +55,12 @@ pub(crate) struct Kernels {
     pub(crate) floats: floats::Floats,
     pub(crate) mixers: mixer::Mixers,
     pub(crate) embed: embed::Embed,
+    pub(crate) gdn: gdn::Gdn,
+    pub(crate) ngram: ngram::Ngram,
+    pub(crate) qsa: qsa::Qsa,
+    pub(crate) route: route::Route,
+    pub(crate) experts: experts::Experts,
+    pub(crate) draft: draft::Draft,
 }
 
 impl Kernels {
@@ -56,29 +71,49 @@ impl Kernels {
             floats: floats::Floats::new(context)?,
             mixers: mixer::Mixers::new(context)?,
             embed: embed::Embed::new(context)?,
+            gdn: gdn::Gdn::new(context)?,
+            ngram: ngram::Ngram::new(context)?,
+            qsa: qsa::Qsa::new(context)?,
+            route: route::Route::new(context)?,
+            experts: experts::Experts::new(context)?,
+            draft: draft::Draft::new(context)?,
         })
     }
 }
 
-/// Bytes of the room that the ops take turns in.
+/// Bytes of the room that the ops take turns in: of the largest.
 pub(crate) fn scratch_bytes(spec: &Spec) -> usize {
-    let rows = spec.window.max(spec.sequences);
-    let size = |cut: &dyn Fn(&mut Scratch)| {
+    let (shape, rows) = (&spec.shape, spec.window.max(spec.sequences));
+    let u = DeviceSlice::nowhere(rows * shape.hidden);
+    let mut most = 0;
+    let mut op = |cut: &mut dyn FnMut(&mut Scratch)| {
         let mut room = Scratch::counting();
         cut(&mut room);
-        room.used()
+        most = most.max(room.used());
     };
-    [
-        size(&|room| drop(mixer::Room::new(&spec.shape, rows, room))),
-        size(&|room| drop(mixer::head_room(spec, rows, room))),
-    ]
-    .into_iter()
-    .max()
-    .unwrap_or(0)
+    op(&mut |room| drop(mixer::Room::new(shape, rows, room)));
+    op(&mut |room| drop(mixer::head_room(spec, rows, room)));
+    op(&mut |room| drop(route::Room::new(spec, u, room)));
+    op(&mut |room| drop(experts::Room::new(spec, u, room)));
+    op(&mut |room| drop(experts::SharedRoom::new(spec, u, room)));
+    op(&mut |room| drop(draft::Room::new(shape, rows, room)));
+    if let Some(g) = &shape.gdn {
+        op(&mut |room| drop(gdn::Room::new(shape, g, u, room)));
+    }
+    if let Some(g) = &shape.ngram {
+        op(&mut |room| drop(ngram::Room::new(shape, g, rows, room)));
+    }
+    if let Some(q) = &shape.qsa {
+        for block in spec.layers.iter().filter_map(|layer| layer.qsa) {
+            op(&mut |room| drop(qsa::Room::new(spec, q, block, u, room)));
+        }
+    }
+    most
 }
 
 /// Bytes of what the router leaves for the ops behind it.
 pub(crate) fn routing_bytes(spec: &Spec) -> usize {
-    let _ = spec;
-    0
+    let mut room = Scratch::counting();
+    drop(Routing::new(spec, &mut room));
+    room.used()
 }

@@ -85,8 +85,7 @@ impl CudaBackend {
         &mut self,
         layer: Layer,
         w: &NgramWeights,
-        format: Format,
-        table_rows: &[u8],
+        (format, scale, table_rows): (Format, Option<f32>, &[u8]),
         spans: &[Span],
         x: Buffer,
     ) -> Result<usize, BackendError> {
