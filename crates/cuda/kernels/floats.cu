@@ -36,6 +36,20 @@ struct WidenParams {
     uint64_t count;
 };
 
+struct ScaleParams {
+    float* x;
+    uint64_t count;
+    float by;
+};
+
+/// `x *= by`.
+extern "C" __global__ void __launch_bounds__(256) strata_scale(const __grid_constant__ ScaleParams p) {
+    const uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < p.count) {
+        p.x[i] = p.x[i] * p.by;
+    }
+}
+
 template <class T>
 __device__ void widen_all(const WidenParams& p) {
     const uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -9,13 +9,13 @@ use strata_plan::{Arena, Plan};
 use strata_residency::{ExpertStore, LayerSource};
 
 use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, Stream};
+use crate::failed;
 use crate::inputs::Inputs;
 use crate::memory::{self, Described};
 use crate::ops::{Kernels, OpError, Routing, check_attention};
 use crate::scratch::Scratch;
 use crate::state::State;
 use crate::weights::Weights;
-use crate::failed;
 
 /// A GPU, not yet built into a backend.
 pub struct Cuda {
@@ -145,11 +145,20 @@ impl CudaBackend {
     }
 
     /// The first `rows` rows of a buffer of `width` floats each.
-    pub(crate) fn buffer(&self, buffer: Buffer, rows: usize, width: usize) -> Result<DeviceSlice<f32>, BackendError> {
+    pub(crate) fn buffer(
+        &self,
+        buffer: Buffer,
+        rows: usize,
+        width: usize,
+    ) -> Result<DeviceSlice<f32>, BackendError> {
         let found = self.buffers.get(buffer.0 as usize);
-        let found = found.ok_or_else(|| failed(format!("an op names buffer {} of {}", buffer.0, self.buffers.len())))?;
+        let found = found
+            .ok_or_else(|| failed(format!("an op names buffer {} of {}", buffer.0, self.buffers.len())))?;
         if rows * width > found.len() {
-            return Err(failed(format!("an op wants [{rows}, {width}] floats of a buffer of {}", found.len())));
+            return Err(failed(format!(
+                "an op wants [{rows}, {width}] floats of a buffer of {}",
+                found.len()
+            )));
         }
         Ok(found.range(0..rows * width))
     }

@@ -100,11 +100,20 @@ struct Upload<T> {
 impl<T: Pod> Upload<T> {
     fn new(context: &Context, place: DeviceSlice<T>) -> Result<Upload<T>, DriverError> {
         let host = || PinnedMemory::new(context, place.len());
-        Ok(Upload { host: [host()?, host()?], done: [Event::new(context)?, Event::new(context)?], next: 0, place })
+        Ok(Upload {
+            host: [host()?, host()?],
+            done: [Event::new(context)?, Event::new(context)?],
+            next: 0,
+            place,
+        })
     }
 
     /// Queues a copy of the values and returns their place.
-    fn put(&mut self, stream: &Stream, values: impl Iterator<Item = T>) -> Result<DeviceSlice<T>, DriverError> {
+    fn put(
+        &mut self,
+        stream: &Stream,
+        values: impl Iterator<Item = T>,
+    ) -> Result<DeviceSlice<T>, DriverError> {
         let (host, done) = (&mut self.host[self.next], &self.done[self.next]);
         done.wait()?;
         let mut count = 0;
@@ -136,8 +145,16 @@ pub(crate) struct Inputs {
 
 impl Inputs {
     /// Takes the memory.
-    pub(crate) fn new(context: &Context, regions: &InputRegions, memory: &DeviceMemory) -> Result<Inputs, DriverError> {
-        fn upload<T: Pod>(context: &Context, region: Region, memory: &DeviceMemory) -> Result<Upload<T>, DriverError> {
+    pub(crate) fn new(
+        context: &Context,
+        regions: &InputRegions,
+        memory: &DeviceMemory,
+    ) -> Result<Inputs, DriverError> {
+        fn upload<T: Pod>(
+            context: &Context,
+            region: Region,
+            memory: &DeviceMemory,
+        ) -> Result<Upload<T>, DriverError> {
             Upload::new(context, memory.part(region.offset(), region.bytes() / size_of::<T>()))
         }
         Ok(Inputs {
@@ -156,14 +173,25 @@ impl Inputs {
     }
 
     /// Rows of an n-gram table.
-    pub(crate) fn table_rows(&mut self, stream: &Stream, bytes: &[u8]) -> Result<DeviceSlice<u8>, BackendError> {
+    pub(crate) fn table_rows(
+        &mut self,
+        stream: &Stream,
+        bytes: &[u8],
+    ) -> Result<DeviceSlice<u8>, BackendError> {
         Ok(self.table.put(stream, bytes.iter().copied()).map_err(Failed::from)?)
     }
 
     /// The window, copied unless it is there already.
-    pub(crate) fn window(&mut self, stream: &Stream, spans: &[Span], state: &State) -> Result<OnDevice, BackendError> {
+    pub(crate) fn window(
+        &mut self,
+        stream: &Stream,
+        spans: &[Span],
+        state: &State,
+    ) -> Result<OnDevice, BackendError> {
         match &self.held {
-            Some((held, epoch, window)) if held == spans && *epoch == state.epoch => return Ok(window.clone()),
+            Some((held, epoch, window)) if held == spans && *epoch == state.epoch => {
+                return Ok(window.clone());
+            }
             _ => {}
         }
         let window = self.put(stream, spans, state).map_err(Failed::from)?;
@@ -174,7 +202,8 @@ impl Inputs {
     fn put(&mut self, stream: &Stream, spans: &[Span], state: &State) -> Result<OnDevice, DriverError> {
         self.held = None;
         let row = |span: &Span, i| Row { slot: span.slot.0, position: (span.start + i) as u32 };
-        let rows = self.rows.put(stream, spans.iter().flat_map(|span| (0..span.rows).map(move |i| row(span, i))))?;
+        let rows =
+            self.rows.put(stream, spans.iter().flat_map(|span| (0..span.rows).map(move |i| row(span, i))))?;
         let versions = self.versions.put(stream, state.committed())?;
         // Portion `round` of a span lies between its cuts `round - 1` and `round`.
         let portion = |span: &Span, round: usize| {
@@ -182,7 +211,8 @@ impl Inputs {
             let end = span.cuts.get(round).map_or(span.rows, |cut| cut.after);
             let (row, rows) = ((span.row + start) as u32, (end - start) as u32);
             let cut = span.cuts.get(round).map(|cut| (span.slot.0, cut.to));
-            (rows > 0).then_some((Portion { slot: span.slot.0, row, rows, goes_on: u32::from(round > 0) }, cut))
+            (rows > 0)
+                .then_some((Portion { slot: span.slot.0, row, rows, goes_on: u32::from(round > 0) }, cut))
         };
         let count = spans.iter().map(|span| span.cuts.len() + 1).max().unwrap_or(0);
         let in_rounds: Vec<Vec<_>> =

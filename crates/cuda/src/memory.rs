@@ -23,7 +23,12 @@ pub struct Described {
 }
 
 /// Lays everything out.
-pub(crate) fn describe(spec: &Spec, weights: &[WeightData], experts: &[(u16, LayerSource)], plan: &mut Plan) -> Described {
+pub(crate) fn describe(
+    spec: &Spec,
+    weights: &[WeightData],
+    experts: &[(u16, LayerSource)],
+    plan: &mut Plan,
+) -> Described {
     let weights = WeightRegions::describe(spec, weights, experts, plan);
     let layers = (0..spec.layers.len()).map(|index| LayerRegions::describe(spec, index, plan)).collect();
     let buffer = |plan: &mut Plan, buffer: &strata_backend::BufferSpec| {

@@ -34,7 +34,8 @@ impl Scratch {
     pub(crate) fn take<T: Pod>(&mut self, len: usize) -> DeviceSlice<T> {
         let first = self.used;
         let bytes = len.saturating_mul(size_of::<T>());
-        self.used = first.saturating_add(bytes.checked_next_multiple_of(DEVICE_ALIGNMENT).unwrap_or(usize::MAX));
+        self.used =
+            first.saturating_add(bytes.checked_next_multiple_of(DEVICE_ALIGNMENT).unwrap_or(usize::MAX));
         match self.memory {
             Some(memory) => memory.range(first..first + bytes).cast(),
             None => DeviceSlice::nowhere(len),

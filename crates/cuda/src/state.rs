@@ -26,8 +26,16 @@ impl LayerRegions {
         let floats: usize = spec.recurrent_floats(layer).iter().sum();
         let cache = cache_bytes(spec, index).saturating_mul(spec.sequences);
         LayerRegions {
-            recurrent: plan.device(Category::Recurrent, "state", 8usize.saturating_mul(floats).saturating_mul(spec.sequences)),
-            checkpoints: plan.device(Category::Recurrent, "checkpoints", 4usize.saturating_mul(floats).saturating_mul(spec.checkpoints)),
+            recurrent: plan.device(
+                Category::Recurrent,
+                "state",
+                8usize.saturating_mul(floats).saturating_mul(spec.sequences),
+            ),
+            checkpoints: plan.device(
+                Category::Recurrent,
+                "checkpoints",
+                4usize.saturating_mul(floats).saturating_mul(spec.checkpoints),
+            ),
             cache: plan.device(Category::Cache, "keys and values", cache),
         }
     }
@@ -98,7 +106,8 @@ impl State {
     ) -> Result<State, BackendError> {
         let layer = |(index, regions): (usize, &LayerRegions)| {
             let floats = spec.recurrent_floats(&spec.layers[index]);
-            let [keys, values, raw, _] = spec.cached(&spec.layers[index], spec.context).map(|n| n * spec.kv.bytes());
+            let [keys, values, raw, _] =
+                spec.cached(&spec.layers[index], spec.context).map(|n| n * spec.kv.bytes());
             LayerState {
                 recurrent: memory.part(regions.recurrent.offset(), regions.recurrent.bytes() / 4),
                 floats: floats.iter().sum(),
@@ -168,7 +177,13 @@ impl State {
     }
 
     /// Copies a committed state of `tokens` tokens.
-    pub(crate) fn fork(&mut self, stream: &Stream, from: SeqSlot, to: SeqSlot, tokens: usize) -> Result<(), BackendError> {
+    pub(crate) fn fork(
+        &mut self,
+        stream: &Stream,
+        from: SeqSlot,
+        to: SeqSlot,
+        tokens: usize,
+    ) -> Result<(), BackendError> {
         self.check(from)?;
         self.check_tokens(tokens)?;
         if from == to {
@@ -189,7 +204,12 @@ impl State {
     }
 
     /// Copies a committed recurrent state to a checkpoint.
-    pub(crate) fn checkpoint(&mut self, stream: &Stream, slot: SeqSlot, to: Checkpoint) -> Result<(), BackendError> {
+    pub(crate) fn checkpoint(
+        &mut self,
+        stream: &Stream,
+        slot: SeqSlot,
+        to: Checkpoint,
+    ) -> Result<(), BackendError> {
         self.check(slot)?;
         self.check_place(to)?;
         for (index, layer) in self.layers.iter().enumerate() {
@@ -200,7 +220,12 @@ impl State {
     }
 
     /// Makes a checkpoint the committed recurrent state of a sequence.
-    pub(crate) fn restore(&mut self, stream: &Stream, from: Checkpoint, slot: SeqSlot) -> Result<(), BackendError> {
+    pub(crate) fn restore(
+        &mut self,
+        stream: &Stream,
+        from: Checkpoint,
+        slot: SeqSlot,
+    ) -> Result<(), BackendError> {
         self.check_place(from)?;
         self.overwrite(slot, |state, version| {
             stream.copy(state.checkpoint(from), state.version(slot, version)).map_err(failed)

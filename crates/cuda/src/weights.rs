@@ -90,7 +90,11 @@ impl WeightRegions {
         WeightRegions {
             dense,
             experts: slots.collect(),
-            table: region(Category::Experts, "residency table", 8 * spec.layers.len() * spec.shape.moe.experts),
+            table: region(
+                Category::Experts,
+                "residency table",
+                8 * spec.layers.len() * spec.shape.moe.experts,
+            ),
             experts_of_layer: spec.shape.moe.experts,
         }
     }
@@ -149,7 +153,8 @@ impl Weights {
             for (expert, address) in (0..source.experts()).zip(&mut addresses[row.clone()]) {
                 let pinned = store.pin_current(ExpertId { layer, expert })?;
                 let blob = pinned.blob();
-                let to = place(region).range(usize::from(expert) * stride..(usize::from(expert) + 1) * stride);
+                let to =
+                    place(region).range(usize::from(expert) * stride..(usize::from(expert) + 1) * stride);
                 stage.upload(stream, blob.gate, to.range(0..blob.gate.len()))?;
                 stage.upload(stream, blob.up, to.range(up..up + blob.up.len()))?;
                 stage.upload(stream, blob.down, to.range(down..down + blob.down.len()))?;

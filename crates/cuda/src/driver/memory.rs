@@ -97,7 +97,9 @@ impl<T: Pod> DeviceSlice<T> {
     /// # Panics
     /// If they aren't aligned, or no whole number of them.
     pub(crate) fn cast<U: Pod>(self) -> DeviceSlice<U> {
-        assert!(self.at.is_multiple_of(align_of::<U>() as u64) && self.bytes().is_multiple_of(size_of::<U>()));
+        assert!(
+            self.at.is_multiple_of(align_of::<U>() as u64) && self.bytes().is_multiple_of(size_of::<U>())
+        );
         DeviceSlice { at: self.at, len: self.bytes() / size_of::<U>(), of: PhantomData }
     }
 

@@ -106,7 +106,9 @@ impl Stream {
             return Ok(());
         }
         // SAFETY: both places are in device memory.
-        unsafe { call!(self.context.table(), copy_on_device(to.address(), from.address(), from.bytes(), self.raw)) }
+        unsafe {
+            call!(self.context.table(), copy_on_device(to.address(), from.address(), from.bytes(), self.raw))
+        }
     }
 
     /// Queues setting every byte.

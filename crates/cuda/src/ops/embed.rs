@@ -43,7 +43,8 @@ impl Embed {
         x: DeviceSlice<f32>,
     ) -> Result<(), DriverError> {
         assert_eq!(x.len(), tokens.len() * streams * table.k);
-        let (_, kernel) = self.0.iter().find(|(format, _)| *format == table.format).expect("every format has one");
+        let (_, kernel) =
+            self.0.iter().find(|(format, _)| *format == table.format).expect("every format has one");
         let p = EmbedParams {
             table: table.bytes.address(),
             tokens: tokens.address(),

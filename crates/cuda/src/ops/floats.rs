@@ -27,6 +27,15 @@ struct WidenParams {
     count: u64,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ScaleParams {
+    x: u64,
+    count: u64,
+    by: f32,
+    padding: u32,
+}
+
 /// The kernels of one format: products for one column and for eight, and the values as f32.
 struct OfFormat([Kernel<FloatParams>; 2], Kernel<WidenParams>);
 
@@ -35,6 +44,7 @@ pub(crate) struct Floats {
     f32: OfFormat,
     f16: OfFormat,
     bf16: OfFormat,
+    scale: Kernel<ScaleParams>,
 }
 
 /// Warps of a block.
@@ -47,7 +57,12 @@ impl Floats {
             let kernel = |cols: usize| module.kernel(&format!("strata_floats_{cols}_{name}"));
             Ok(OfFormat([kernel(1)?, kernel(8)?], module.kernel(&format!("strata_widen_{name}"))?))
         };
-        Ok(Floats { f32: of("f32")?, f16: of("f16")?, bf16: of("bf16")? })
+        Ok(Floats {
+            f32: of("f32")?,
+            f16: of("f16")?,
+            bf16: of("bf16")?,
+            scale: module.kernel("strata_scale")?,
+        })
     }
 
     fn of(&self, format: Format) -> &OfFormat {
@@ -69,6 +84,13 @@ impl Floats {
         let p = WidenParams { from: from.address(), to: to.address(), count: to.len() as u64 };
         // SAFETY: the sizes were compared above.
         unsafe { self.of(format).1.launch(stream, Grid::threads(to.len(), 256), &p) }
+    }
+
+    /// `x *= by`.
+    pub(crate) fn scale(&self, stream: &Stream, x: DeviceSlice<f32>, by: f32) -> Result<(), DriverError> {
+        let p = ScaleParams { x: x.address(), count: x.len() as u64, by, padding: 0 };
+        // SAFETY: the length is the slice's.
+        unsafe { self.scale.launch(stream, Grid::threads(x.len(), 256), &p) }
     }
 
     /// `out[col][row] = w[row] . x[col]`.

@@ -167,26 +167,20 @@ impl CudaBackend {
             heads: heads as u32,
         };
         // SAFETY: both have a value per row and head.
-        unsafe { kernels.gates.launch(&self.stream, Grid::threads(rows * heads, 128), &p) }.map_err(Failed::from)?;
+        unsafe { kernels.gates.launch(&self.stream, Grid::threads(rows * heads, 128), &p) }
+            .map_err(Failed::from)?;
 
         let state = self.recurrent(layer, &window)?;
         let [columns, history] = self.state.layer(layer)?.gdn;
         if columns == 0 {
             return Err(failed(format!("layer {} has no GDN state", layer.0)));
         }
-        let conv = Conv {
-            rows: room.qkv,
-            taps,
-            history: columns,
-            channels,
-            kernel: g.conv_kernel,
-            dilation: 1,
-        };
-        let (_, delta) = kernels
-            .delta
-            .iter()
-            .find(|(parts, _)| parts * 32 >= g.key_dim)
-            .ok_or_else(|| failed(format!("GDN keys of {} values; at most {MOST_KEY_DIM} can be run", g.key_dim)))?;
+        let conv =
+            Conv { rows: room.qkv, taps, history: columns, channels, kernel: g.conv_kernel, dilation: 1 };
+        let (_, delta) =
+            kernels.delta.iter().find(|(parts, _)| parts * 32 >= g.key_dim).ok_or_else(|| {
+                failed(format!("GDN keys of {} values; at most {MOST_KEY_DIM} can be run", g.key_dim))
+            })?;
         for round in &window.rounds {
             let p = conv.params(state, round, room.conv.address());
             // SAFETY: rows and output are `[rows][channels]`, and the portions lie in them.

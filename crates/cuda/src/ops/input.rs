@@ -37,7 +37,8 @@ impl Input {
 
     /// Addresses of the quantised values, scales and sums; 0 where there are none.
     pub(crate) fn quantised_addresses(&self) -> [u64; 3] {
-        self.quantised.map_or([0; 3], |columns| [columns.q.address(), columns.d.address(), columns.sums.address()])
+        self.quantised
+            .map_or([0; 3], |columns| [columns.q.address(), columns.d.address(), columns.sums.address()])
     }
 
     /// The values.
@@ -64,10 +65,19 @@ impl CudaBackend {
     }
 
     /// Queues `out[col][row] = w[row] . input[col]`.
-    pub(crate) fn product(&self, w: &Matrix, input: &Input, out: DeviceSlice<f32>) -> Result<(), BackendError> {
+    pub(crate) fn product(
+        &self,
+        w: &Matrix,
+        input: &Input,
+        out: DeviceSlice<f32>,
+    ) -> Result<(), BackendError> {
         let Input { floats, quantised, k, cols } = *input;
         if w.format.is_float() {
-            return Ok(self.kernels.floats.product(&self.stream, w, floats, cols, out).map_err(Failed::from)?);
+            return Ok(self
+                .kernels
+                .floats
+                .product(&self.stream, w, floats, cols, out)
+                .map_err(Failed::from)?);
         }
         let columns = quantised.ok_or_else(|| failed(format!("columns of {k} values for {}", w.format)))?;
         let (weights, sizes) = ((w.format, w.bytes), [w.rows, w.k, cols]);

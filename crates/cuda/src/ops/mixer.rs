@@ -8,7 +8,6 @@ use crate::Failed;
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Stream};
 use crate::scratch::Scratch;
-use crate::weights::Matrix;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -209,7 +208,13 @@ impl CudaBackend {
     }
 
     /// Adds `y` to every stream, weighed.
-    pub(crate) fn mixer_write(&mut self, rows: usize, y: Buffer, inject: Buffer, x: Buffer) -> Result<usize, BackendError> {
+    pub(crate) fn mixer_write(
+        &mut self,
+        rows: usize,
+        y: Buffer,
+        inject: Buffer,
+        x: Buffer,
+    ) -> Result<usize, BackendError> {
         let Shape { hidden: d, streams, .. } = self.spec.shape;
         let x = self.buffer(x, rows, streams * d)?;
         let p = ScatterParams {

@@ -91,21 +91,39 @@ pub(crate) fn scratch_bytes(spec: &Spec) -> usize {
         cut(&mut room);
         most = most.max(room.used());
     };
-    op(&mut |room| drop(mixer::Room::new(shape, rows, room)));
-    op(&mut |room| drop(mixer::head_room(spec, rows, room)));
-    op(&mut |room| drop(route::Room::new(spec, u, room)));
-    op(&mut |room| drop(experts::Room::new(spec, u, room)));
-    op(&mut |room| drop(experts::SharedRoom::new(spec, u, room)));
-    op(&mut |room| drop(draft::Room::new(shape, rows, room)));
+    op(&mut |room| {
+        mixer::Room::new(shape, rows, room);
+    });
+    op(&mut |room| {
+        mixer::head_room(spec, rows, room);
+    });
+    op(&mut |room| {
+        route::Room::new(spec, u, room);
+    });
+    op(&mut |room| {
+        experts::Room::new(spec, u, room);
+    });
+    op(&mut |room| {
+        experts::SharedRoom::new(spec, u, room);
+    });
+    op(&mut |room| {
+        draft::Room::new(shape, rows, room);
+    });
     if let Some(g) = &shape.gdn {
-        op(&mut |room| drop(gdn::Room::new(shape, g, u, room)));
+        op(&mut |room| {
+            gdn::Room::new(shape, g, u, room);
+        });
     }
     if let Some(g) = &shape.ngram {
-        op(&mut |room| drop(ngram::Room::new(shape, g, rows, room)));
+        op(&mut |room| {
+            ngram::Room::new(shape, g, rows, room);
+        });
     }
     if let Some(q) = &shape.qsa {
         for block in spec.layers.iter().filter_map(|layer| layer.qsa) {
-            op(&mut |room| drop(qsa::Room::new(spec, q, block, u, room)));
+            op(&mut |room| {
+                qsa::Room::new(spec, q, block, u, room);
+            });
         }
     }
     most
@@ -114,6 +132,6 @@ pub(crate) fn scratch_bytes(spec: &Spec) -> usize {
 /// Bytes of what the router leaves for the ops behind it.
 pub(crate) fn routing_bytes(spec: &Spec) -> usize {
     let mut room = Scratch::counting();
-    drop(Routing::new(spec, &mut room));
+    Routing::new(spec, &mut room);
     room.used()
 }

@@ -112,6 +112,9 @@ impl CudaBackend {
             false => self.kernels.products.decode(&self.stream, from, to),
         };
         decoded.map_err(Failed::from)?;
+        if let Some(by) = scale {
+            self.kernels.floats.scale(&self.stream, to, by).map_err(Failed::from)?;
+        }
         self.prepare(&room.embedded, &[key, value])?;
         self.product(&key, &room.embedded, room.keys)?;
         self.product(&value, &room.embedded, room.values)?;

@@ -158,7 +158,13 @@ fn chunks(spec: &Spec, q: &QsaShape, block: usize) -> usize {
 
 impl Room {
     /// For the rows of `u`, in a layer with blocks of `block` tokens.
-    pub(crate) fn new(spec: &Spec, q: &QsaShape, block: usize, u: DeviceSlice<f32>, room: &mut Scratch) -> Room {
+    pub(crate) fn new(
+        spec: &Spec,
+        q: &QsaShape,
+        block: usize,
+        u: DeviceSlice<f32>,
+        room: &mut Scratch,
+    ) -> Room {
         let (d, kv, heads) = (spec.shape.hidden, q.kv_heads * q.head_dim, q.heads * q.head_dim);
         let rows = u.len() / d;
         let attended = room.take(rows * heads);
@@ -315,7 +321,11 @@ impl CudaBackend {
                 unsafe {
                     let blocks = [used, q.kv_heads as u32, count];
                     attend.launch(stream, Grid { blocks, threads: 256 }, &p)?;
-                    kernels.merge.launch(stream, Grid { blocks: [q.heads as u32, count, 1], threads: 128 }, &p)?;
+                    kernels.merge.launch(
+                        stream,
+                        Grid { blocks: [q.heads as u32, count, 1], threads: 128 },
+                        &p,
+                    )?;
                 }
             }
             Ok(())

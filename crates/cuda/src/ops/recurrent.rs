@@ -86,7 +86,8 @@ impl CudaBackend {
         let blocks = [conv.channels.div_ceil(128) as u32, round.portions.len() as u32, 1];
         let p = conv.params(state, round, 0);
         // SAFETY: the state is as large as `Spec` says, and the rows are the window's.
-        let queued = unsafe { self.kernels.gdn.history.launch(&self.stream, Grid { blocks, threads: 128 }, &p) };
+        let queued =
+            unsafe { self.kernels.gdn.history.launch(&self.stream, Grid { blocks, threads: 128 }, &p) };
         Ok(queued.map_err(Failed::from)?)
     }
 
@@ -100,7 +101,8 @@ impl CudaBackend {
         let state = self.state.layer(layer)?;
         for &(slot, to) in &round.cuts {
             let from = self.state.pending(strata_backend::SeqSlot(slot), layer)?;
-            let copied = self.stream.copy(from.range(floats.clone()), state.checkpoint(to).range(floats.clone()));
+            let copied =
+                self.stream.copy(from.range(floats.clone()), state.checkpoint(to).range(floats.clone()));
             copied.map_err(Failed::from)?;
         }
         Ok(())
