@@ -69,10 +69,10 @@ fn written(op: &Op<'_>, backend: &mut dyn Backend, sizes: [usize; 3]) -> Written
 /// Runs the same tokens on both, and compares what every op writes, and the state in the end.
 fn compare(path: &Path, config: &EngineConfig, tokens: &[u32], decoded: usize) {
     let Some(gpu) = gpu() else { return };
+    let hyper = Model::open(path).unwrap().hyper;
+    let sizes = [hyper.streams * hyper.width, hyper.width, hyper.vocab];
     let what = path.file_name().unwrap().to_string_lossy().into_owned();
     let run = |mut engine: Engine, probe: Box<dyn FnMut(Written) + Send>| {
-        let shape = engine.spec().shape.clone();
-        let sizes = [shape.streams * shape.hidden, shape.hidden, shape.vocab];
         let probe = Mutex::new(probe);
         engine.set_probe(Some(Box::new(move |op, backend| {
             (probe.lock().unwrap())(written(op, backend, sizes));
