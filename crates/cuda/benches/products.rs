@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let products = Products::new(&context)?;
     let device = context.device();
     println!("{}, {} processors, {} MiB of cache", device.name, device.processors, device.cache >> 20);
-    println!("{:<8} {:>5} {:>10} {:>10} {:>10}", "format", "cols", "us", "GB/s", "Gweights/s");
+    println!("{:<8} {:>5} {:>10} {:>10} {:>10}", "format", "cols", "us", "GB/s", "Tmac/s");
     for format in Format::ALL.into_iter().filter(|format| !format.is_float()) {
         let rows = (256 << 20) / format.row_bytes(K).expect("a multiple of 256");
         let weights = DeviceMemory::new(&context, rows * format.row_bytes(K).expect("as above"))?;
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let pattern: Vec<u8> =
             (0..weights.slice::<u8>().len()).map(|i| (i * 37 % 251) as u8 & 0x3f).collect();
         stream.upload(&pattern, weights.slice())?;
-        for cols in [1, 2, 4, 8] {
+        for cols in [1, 8, 64, 512] {
             let memory = DeviceMemory::new(&context, Columns::bytes_for(K, cols))?;
             let columns = Columns::new(&memory, K, cols);
             let x: Vec<f32> = (0..K * cols).map(|i| (i * 31 % 97) as f32 - 48.0).collect();
@@ -55,11 +55,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let seconds = f64::from(times[REPETITIONS / 2]) / 1e3;
             let bytes = (rows * format.row_bytes(K).expect("as above")) as f64;
             println!(
-                "{:<8} {cols:>5} {:>10.1} {:>10.0} {:>10.0}",
+                "{:<8} {cols:>5} {:>10.1} {:>10.0} {:>10.2}",
                 format.name(),
                 seconds * 1e6,
                 bytes / seconds / 1e9,
-                (rows * K) as f64 / seconds / 1e9
+                (rows * K * cols) as f64 / seconds / 1e12
             );
         }
     }

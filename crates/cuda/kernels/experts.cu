@@ -1,6 +1,6 @@
 // Grouped products: every unit of a routing with its own expert's rows. An expert's address comes from the residency table.
-#include "few.cuh"
 #include "floats.cuh"
+#include "many.cuh"
 
 namespace strata {
 
@@ -60,6 +60,30 @@ __device__ void grouped(const GroupedParams& p) {
     }
 }
 
+template <class F>
+__device__ void grouped_many(const GroupedParams& p) {
+    using Product = Many<F>;
+    extern __shared__ __align__(16) uint8_t raw[];
+    auto& shared = *reinterpret_cast<typename Product::Shared*>(raw);
+    if (blockIdx.y >= *p.units) {
+        return;
+    }
+    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y], cols = p.unit_places[blockIdx.y];
+    const uint32_t first = blockIdx.x * Product::ROWS;
+    const int units = p.k / 32, rows = min(uint32_t(Product::ROWS), p.rows - first);
+    const uint8_t* weights =
+        reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + size_t(first) * (p.k / F::LEN) * F::BYTES;
+    const uint32_t* which = p.order == nullptr ? nullptr : p.order + place;
+    Columns x = p.x;
+    if (which == nullptr) {
+        x = {x.q + size_t(place) * p.k, x.d + size_t(place) * units, x.sums + size_t(place) * units};
+    }
+    const float* scales = p.scales;
+    Product::product(shared, weights, rows, x, which, cols, units, [&](int r, int c, float sum) {
+        p.out[size_t(place + c) * p.rows + first + r] = scales == nullptr ? sum : sum * scales[expert];
+    });
+}
+
 template <class T>
 __device__ void grouped_floats(const GroupedParams& p) {
     if (blockIdx.y >= *p.units) {
@@ -89,6 +113,11 @@ __device__ void grouped_floats(const GroupedParams& p) {
     extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped_8_##NAME(                            \
         const __grid_constant__ GroupedParams p) {                                                            \
         grouped<F, 8, 8>(p);                                                                                  \
+    }                                                                                                         \
+    extern "C" __device__ uint32_t strata_grouped_64_##NAME##_shared = sizeof(Many<F>::Shared);               \
+    extern "C" __global__ void __launch_bounds__(256, 2) strata_grouped_64_##NAME(                            \
+        const __grid_constant__ GroupedParams p) {                                                            \
+        grouped_many<F>(p);                                                                                   \
     }
 STRATA_BLOCK_FORMATS(STRATA_KERNELS)
 #define STRATA_FLOATS(T, NAME)                                                      \

@@ -1,5 +1,5 @@
 // Dense products, activation quantisation and row decoding.
-#include "few.cuh"
+#include "many.cuh"
 
 namespace strata {
 
@@ -58,6 +58,22 @@ __device__ void product(const ProductParams& p) {
     }
 }
 
+template <class F>
+__device__ void many(const ProductParams& p) {
+    using Product = Many<F>;
+    extern __shared__ __align__(16) uint8_t raw[];
+    auto& shared = *reinterpret_cast<typename Product::Shared*>(raw);
+    const uint32_t first = blockIdx.x * Product::ROWS, col = blockIdx.y * Product::COLS;
+    const int units = p.k / 32, rows = min(uint32_t(Product::ROWS), p.rows - first),
+              cols = min(uint32_t(Product::COLS), p.cols - col);
+    const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
+    const Columns x = {p.x.q + size_t(col) * p.k, p.x.d + size_t(col) * units, p.x.sums + size_t(col) * units};
+    const float* scale = p.scale;
+    Product::product(shared, p.weights + first * row_bytes, rows, x, nullptr, cols, units, [&](int r, int c, float sum) {
+        p.out[size_t(col + c) * p.rows + first + r] = scale == nullptr ? sum : sum * *scale;
+    });
+}
+
 struct DecodeParams {
     const uint8_t* weights;
     float* out;
@@ -89,6 +105,11 @@ __device__ void decode_units(const DecodeParams& p) {
     extern "C" __global__ void __launch_bounds__(THREADS) strata_product_8_##NAME(                                  \
         const __grid_constant__ ProductParams p) {                                                                 \
         product<F, 8, 8>(p);                                                                                       \
+    }                                                                                                              \
+    extern "C" __device__ uint32_t strata_product_64_##NAME##_shared = sizeof(Many<F>::Shared);                     \
+    extern "C" __global__ void __launch_bounds__(256, 2) strata_product_64_##NAME(                                  \
+        const __grid_constant__ ProductParams p) {                                                                 \
+        many<F>(p);                                                                                                \
     }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(256) strata_decode_##NAME(const __grid_constant__ DecodeParams p) { \
         decode_units<F>(p);                                                                                              \

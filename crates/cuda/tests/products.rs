@@ -106,7 +106,9 @@ fn every_format_multiplies_alike() {
     let Some((context, stream, products)) = gpu() else { return };
     let isa = Isa::detect();
     for format in Format::ALL.into_iter().filter(|format| !format.is_float()) {
-        for (rows, k, cols) in [(37, 256, 1), (64, 2560, 1), (19, 2560, 8), (33, 4864, 3), (8, 768, 21)] {
+        for (rows, k, cols) in
+            [(37, 256, 1), (64, 2560, 1), (19, 2560, 8), (33, 4864, 3), (8, 768, 21), (300, 4864, 150)]
+        {
             let mut random = Random(format as u64 + 100);
             let bytes = random.blocks(format.row_bytes(k).unwrap() * rows);
             let x = random.floats(k * cols);

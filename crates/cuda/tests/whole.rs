@@ -110,7 +110,7 @@ fn ids(vocab: usize, n: usize) -> Vec<u32> {
 
 #[test]
 fn tiny_in_f32() {
-    let tokens = ids(500, 40);
+    let tokens = ids(384, 40);
     for window in [40, 7] {
         let config =
             EngineConfig { window: Some(window), context: Some(64), kv: KvFormat::F32, ..Default::default() };

@@ -4,7 +4,7 @@ use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, Shape, SharedWe
 use strata_quant::Format;
 
 use super::input::Input;
-use super::route::{RoutingParams, most_units};
+use super::route::{RoutingParams, most_units, tile};
 use super::{OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
@@ -54,8 +54,8 @@ struct CombineParams {
 
 /// The kernels.
 pub(crate) struct Experts {
-    /// Per format: for units of one place, and for others. Float formats have one for all.
-    grouped: Vec<(Format, Kernel<GroupedParams>, Option<Kernel<GroupedParams>>)>,
+    /// Per format: for units of one place, and for those of 8 and of 64. Float formats have one for all.
+    grouped: Vec<(Format, Kernel<GroupedParams>, Option<[Kernel<GroupedParams>; 2]>)>,
     swiglu: Kernel<SwigluParams>,
     combine: Kernel<CombineParams>,
 }
@@ -65,9 +65,9 @@ impl Experts {
         let (experts, route) = (module(context, "experts")?, module(context, "route")?);
         let kernels = |format: Format| -> Result<_, DriverError> {
             let name = format.name().to_lowercase();
-            let one = experts.kernel(&format!("strata_grouped_1_{name}"))?;
-            let more = (!format.is_float()).then(|| experts.kernel(&format!("strata_grouped_8_{name}")));
-            Ok((format, one, more.transpose()?))
+            let kernel = |cols: usize| experts.kernel(&format!("strata_grouped_{cols}_{name}"));
+            let more = if format.is_float() { None } else { Some([kernel(8)?, kernel(64)?]) };
+            Ok((format, kernel(1)?, more))
         };
         Ok(Experts {
             grouped: Format::ALL.into_iter().map(kernels).collect::<Result<_, _>>()?,
@@ -202,14 +202,15 @@ impl CudaBackend {
         };
         let found = self.kernels.experts.grouped.iter().find(|(format, ..)| *format == product.format);
         let (_, one, more) = found.expect("every format has kernels");
-        let (kernel, tile) = match more {
-            Some(more) if rows > 1 => (more, 8),
-            Some(_) => (one, 16),
-            None => (one, 4),
+        let (kernel, height, threads) = match more {
+            Some([_, many]) if tile(&moe, rows) == 64 => (many, 128, 256),
+            Some([eight, _]) if rows > 1 => (eight, 8, 128),
+            Some(_) => (one, 16, 128),
+            None => (one, 4, 128),
         };
-        let blocks = [product.rows.div_ceil(tile) as u32, most_units(&moe, rows) as u32, 1];
+        let blocks = [product.rows.div_ceil(height) as u32, most_units(&moe, rows) as u32, 1];
         // SAFETY: the slots have rows of this format and length behind the offset, the columns and `out` a place for every pair.
-        let queued = unsafe { kernel.launch(&self.stream, Grid { blocks, threads: 128 }, &p) };
+        let queued = unsafe { kernel.launch(&self.stream, Grid { blocks, threads }, &p) };
         Ok(queued.map_err(Failed::from)?)
     }
 

@@ -74,6 +74,8 @@ struct DecodeParams {
 struct OfFormat {
     one: Kernel<ProductParams>,
     eight: Kernel<ProductParams>,
+    /// With tensor cores.
+    many: Kernel<ProductParams>,
     decode: Kernel<DecodeParams>,
 }
 
@@ -83,8 +85,6 @@ pub struct Products {
     formats: Vec<(Format, OfFormat)>,
 }
 
-/// Threads of a product's block.
-const THREADS: u32 = 128;
 impl Products {
     /// Loads the kernels.
     pub fn new(context: &Context) -> Result<Products, OpError> {
@@ -95,6 +95,7 @@ impl Products {
             let kernels = OfFormat {
                 one: module.kernel(&format!("strata_product_1_{name}"))?,
                 eight: module.kernel(&format!("strata_product_8_{name}"))?,
+                many: module.kernel(&format!("strata_product_64_{name}"))?,
                 decode: module.kernel(&format!("strata_decode_{name}"))?,
             };
             Ok((format, kernels))
@@ -167,10 +168,14 @@ impl Products {
             k: k as u32,
             padding: 0,
         };
-        let (kernel, at_once, tile) = if cols == 1 { (&kernels.one, 1, 16) } else { (&kernels.eight, 8, 8) };
+        let (kernel, at_once, tile, threads) = match cols {
+            1 => (&kernels.one, 1, 16, 128),
+            2..=8 => (&kernels.eight, 8, 8, 128),
+            _ => (&kernels.many, 64, 128, 256),
+        };
         let blocks = [rows.div_ceil(tile) as u32, cols.div_ceil(at_once) as u32, 1];
         // SAFETY: the sizes were compared above.
-        unsafe { kernel.launch(stream, Grid { blocks, threads: THREADS }, &p) }
+        unsafe { kernel.launch(stream, Grid { blocks, threads }, &p) }
     }
 
     /// Decodes whole blocks into `out`.

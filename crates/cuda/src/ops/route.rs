@@ -55,13 +55,16 @@ impl Route {
     }
 }
 
-/// Places of one expert that a unit of work has.
-pub(crate) const TILE: usize = 8;
+/// Places of one expert that a unit of work has, at most: as many columns as a kernel takes at once. Wide units where an expert has several
+/// rows to expect, for tensor cores.
+pub(crate) fn tile(moe: &MoeShape, rows: usize) -> usize {
+    if rows * moe.used >= 4 * moe.experts { 64 } else { 8 }
+}
 
 /// The most units that `rows` rows can make.
 pub(crate) fn most_units(moe: &MoeShape, rows: usize) -> usize {
     let pairs = rows * moe.used;
-    pairs.min(moe.experts + pairs / TILE)
+    pairs.min(moe.experts + pairs / tile(moe, rows))
 }
 
 /// A window's routing. It stays until the next one.
@@ -87,7 +90,7 @@ impl Routing {
     /// Room for the widest window.
     pub(crate) fn new(spec: &Spec, room: &mut Scratch) -> Routing {
         let (moe, rows) = (spec.shape.moe, spec.window.max(spec.sequences));
-        let (pairs, units) = (rows * moe.used, most_units(&moe, rows));
+        let (pairs, units) = (rows * moe.used, rows * moe.used);
         Routing {
             experts: room.take(pairs),
             shares: room.take(pairs),
@@ -119,7 +122,7 @@ impl Routing {
             rows: self.rows as u32,
             used: moe.used as u32,
             all: moe.experts as u32,
-            tile: TILE as u32,
+            tile: tile(moe, self.rows) as u32,
         }
     }
 
