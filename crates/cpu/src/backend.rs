@@ -10,7 +10,7 @@ use strata_backend::{
 use strata_plan::{Arena, Block, Plan};
 use strata_quant::{Activations, Isa};
 use strata_residency::ExpertStore;
-use strata_topology::Pool;
+use strata_topology::{Assignment, Pool};
 
 use crate::bench::{Bench, GRAIN, TILE};
 use crate::buffers::Buffers;
@@ -27,15 +27,15 @@ use crate::{failed, rope};
 
 /// The CPU, not yet built into a backend: which threads compute, with which instructions.
 pub struct Cpu {
-    pool: Pool,
+    assignment: Assignment,
     isa: Isa,
     grain: usize,
 }
 
 impl Cpu {
-    /// A backend-to-be on `pool`, with the kernels of `isa`.
-    pub fn new(pool: Pool, isa: Isa) -> Cpu {
-        Cpu { pool, isa, grain: GRAIN }
+    /// A backend-to-be on the threads of `assignment`, which start when it is built, with the kernels of `isa`.
+    pub fn new(assignment: Assignment, isa: Isa) -> Cpu {
+        Cpu { assignment, isa, grain: GRAIN }
     }
 
     /// Another least amount of work that is worth another task, in multiply-adds. Changes the speed, never the bits; tests use
@@ -49,7 +49,7 @@ impl Build for Cpu {
     type Described = Described;
 
     fn describe(&self, spec: &Spec, weights: &[WeightData], plan: &mut Plan) -> Described {
-        memory::describe(spec, weights, self.pool.threads(), plan)
+        memory::describe(spec, weights, self.assignment.threads(), plan)
     }
 
     fn build(
@@ -116,7 +116,7 @@ impl CpuBackend {
             unit_count: 0,
         };
         let state = State::new(&spec, &described.layers, arena)?;
-        let crew = Crew::new(cpu.pool, cpu.isa, cpu.grain);
+        let crew = Crew::new(Pool::with(&cpu.assignment).map_err(failed)?, cpu.isa, cpu.grain);
         let team = crew.team();
         if let Some(q) = spec.shape.qsa.as_ref().filter(|q| q.rotary > 0) {
             let grain = spec.context.div_ceil(64 * team.threads()).max(1);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     fn build(spec: Spec) -> Result<(CpuBackend, usize, usize), BackendError> {
-        let cpu = Cpu::new(Pool::new(&Topology::read(), 2).unwrap(), Isa::Scalar);
+        let cpu = Cpu::new(Topology::read().assign(Some(2)).unwrap(), Isa::Scalar);
         let mut plan = Plan::new();
         let described = cpu.describe(&spec, &[], &mut plan);
         let mut arena = Arena::new(&plan).unwrap();

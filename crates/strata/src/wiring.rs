@@ -12,7 +12,7 @@ use strata_cpu::Cpu;
 use strata_engine::{Engine, EngineConfig, Planned, SpawnIo};
 use strata_model::Model;
 use strata_plan::Limits;
-use strata_topology::{Assignment, Pool, Role, Topology, spawn};
+use strata_topology::{Assignment, Role, Topology, spawn};
 
 use crate::config::Config;
 use crate::failure::{Failure, warn};
@@ -48,8 +48,8 @@ impl Machine {
         self.assignment.threads()
     }
 
-    fn backend(&self, config: &Config) -> Result<Cpu, Failure> {
-        Ok(Cpu::new(Pool::with(&self.assignment)?, config.isa))
+    fn backend(&self, config: &Config) -> Cpu {
+        Cpu::new(self.assignment.clone(), config.isa)
     }
 
     fn spawn_io(&self) -> SpawnIo {
@@ -60,7 +60,7 @@ impl Machine {
     /// Plans a model without allocating anything.
     pub fn plan(&self, model: &Arc<Model>, config: &Config) -> Result<Planned, Failure> {
         check_context(model, &config.engine, config)?;
-        Ok(Engine::plan(model, &config.engine, &self.limits, &self.backend(config)?)?)
+        Ok(Engine::plan(model, &config.engine, &self.limits, &self.backend(config))?)
     }
 
     /// Loads a model, with a progress bar over what has to be copied. `engine` may differ from the configuration's own.
@@ -72,10 +72,9 @@ impl Machine {
             bar.set_position(loaded.bytes);
             if interrupt::raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let backend = self.backend(config)?;
         let model = Arc::new(model);
         self.models.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&model));
-        let engine = Engine::load(model, engine, &self.limits, backend, self.spawn_io(), &mut observe);
+        let engine = Engine::load(model, engine, &self.limits, self.backend(config), self.spawn_io(), &mut observe);
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
