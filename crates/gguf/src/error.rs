@@ -299,6 +299,8 @@ pub enum WriteProblem {
     HeaderTooLong(u64),
     #[error("the path has no file name; give the name of the file to write")]
     NoFileName,
+    #[error("is {0}; give the name of a file to write")]
+    NotAFile(&'static str),
 }
 
 /// A text from a file as it may stand in a one-line message: control characters escaped, long texts cut.

@@ -5,12 +5,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use strata_engine::{EngineConfig, Wants};
-use strata_gguf::Gguf;
+use strata_gguf::{Gguf, WholeFile};
 
 use crate::args::LogitsArgs;
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::output::{WholeFile, npy_header};
+use crate::output::npy_header;
 use crate::wiring::{Machine, open};
 use crate::{interrupt, progress};
 
@@ -23,7 +23,8 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
         ));
     }
     interrupt::catch(interrupt::ENDINGS)?;
-    WholeFile::check(&args.out)?;
+    // What can't be written is known before the work for it.
+    drop(WholeFile::create(&args.out, true)?);
     let model = open(&args.model)?;
     check_is_not_model(&args.out, &model.gguf)?;
     let (vocab, most) = (model.hyper.vocab, model.hyper.context);
@@ -39,7 +40,7 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
     let seq = engine.open()?;
     let canceller = engine.canceller(seq)?;
     interrupt::cancels(canceller.clone());
-    let mut out = WholeFile::create(&args.out)?;
+    let mut out = WholeFile::create(&args.out, true)?;
     out.write(&npy_header(rows, vocab))?;
     let bar = progress::steps(config.quiet, rows as u64, "logits", "tokens");
     let mut failed = None;
@@ -48,9 +49,9 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
         bar.inc(1);
         interrupt::pass_on();
         if failed.is_none()
-            && let Err(failure) = out.write(&little_endian(logits))
+            && let Err(error) = out.write(&little_endian(logits))
         {
-            failed = Some(failure);
+            failed = Some(error);
             canceller.cancel();
         }
     });
@@ -58,11 +59,11 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
     if interrupt::raised() {
         return Err(Failure::Interrupted);
     }
-    if let Some(failure) = failed {
-        return Err(failure);
+    if let Some(error) = failed {
+        return Err(error.into());
     }
     read?;
-    out.finish()
+    Ok(out.finish()?)
 }
 
 /// That the array wouldn't replace a file of the model, under whatever name.

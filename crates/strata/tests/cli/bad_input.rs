@@ -161,7 +161,11 @@ fn outputs_that_cannot_be_written() {
     logits(&place.name("absent/out.npy")).badly(1, &["absent/out.npy"]);
     logits(&place.name("folder")).badly(1, &["folder"]);
     logits("/dev/full").badly(1, &["/dev/full", "No space left"]);
-    assert_eq!(place.files(), ["folder"]);
+    // Nobody reads the pipe: to open it would never end.
+    assert!(Command::new("mkfifo").arg(place.path("pipe")).status().unwrap().success());
+    logits(&place.name("pipe")).badly(1, &["pipe", "is a pipe", "name of a file"]);
+    logits("/dev/null").well();
+    assert_eq!(place.files(), ["folder", "pipe"]);
 }
 
 /// Oracle: a disk that is full in the middle, by a limit on the size of files. The folder stays empty.
