@@ -24,6 +24,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Bytes of a text that every shard repeats.
+const MOST_REPEATED: usize = 256;
+
 /// What a model to be written consists of: metadata, tensors in order, and where it is cut into shards.
 #[derive(Clone, Debug)]
 pub struct Outline {
@@ -163,10 +166,14 @@ impl Outline {
     /// The metadata of shard `no`.
     fn keys(&self, no: u16, count: u16, tensors: i32) -> Metadata {
         let mut keys = Metadata::new();
-        if no == 0 {
-            keys = self.metadata.clone();
-        } else if let Some(alignment) = self.metadata.get(ALIGNMENT_KEY) {
-            keys.insert(ALIGNMENT_KEY, alignment.clone());
+        // Later shards have what is short, so that those of two models can be told apart.
+        let short = |value: &Value| match value {
+            Value::Array(_) => false,
+            Value::String(text) => text.len() <= MOST_REPEATED,
+            _ => true,
+        };
+        for (key, value) in self.metadata.iter().filter(|(_, value)| no == 0 || short(value)) {
+            keys.insert(key, value.clone());
         }
         if count > 1 {
             keys.insert(NUMBER_KEY, no);
