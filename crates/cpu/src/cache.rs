@@ -27,7 +27,7 @@ impl CacheRegions {
         let q = spec.shape.qsa.as_ref().filter(|_| spec.layers[index].qsa)?;
         let mut region = |name: &str, each: usize| {
             let bytes = each.saturating_mul(spec.sequences).saturating_mul(spec.kv.bytes());
-            plan.heap(Category::Cache, format!("layer {index} {name}"), bytes)
+            plan.heap(Category::Cache, (index, name), bytes)
         };
         let kv = (q.kv_heads * q.head_dim).saturating_mul(spec.context);
         let [raw, pooled] = index_values(q, spec.context);

@@ -197,7 +197,7 @@ fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, experts: Exp
     };
     for (layer, source, _) in &lowered.experts {
         let bytes = source.expert_bytes() as u64 * u64::from(source.experts());
-        plan.item(Category::Experts, format!("experts, layer {layer}"), place, bytes);
+        plan.item(Category::Experts, (usize::from(*layer), "routed experts"), place, bytes);
     }
     if let Some(table) = model.trunk.ngram_table.as_ref() {
         let bytes = model.gguf.tensors()[table.index].bytes;

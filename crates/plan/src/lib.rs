@@ -11,9 +11,11 @@
 //! [`ALIGNMENT`] and add up to [`Plan::arena_bytes`].
 
 mod arena;
+mod bytes;
 mod fit;
 mod plan;
 
 pub use arena::{Arena, ArenaError, Block};
+pub use bytes::{Bytes, BytesError};
 pub use fit::{Limits, PlanError, largest};
-pub use plan::{ALIGNMENT, Category, Item, Place, Plan, Region};
+pub use plan::{ALIGNMENT, Category, Item, Line, Name, Place, Plan, Region};

@@ -11,9 +11,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use strata_plan::Bytes;
+
 use crate::cgroup::{Cgroups, CpuQuota};
 use crate::cpuset::CpuSet;
-use crate::memory::{Bytes, MemoryLimits};
+use crate::memory::MemoryLimits;
 use crate::source::SysTree;
 
 /// Big cores before little ones. On a machine of equal cores all are big.
@@ -242,7 +244,7 @@ fn read_cpu(tree: &dyn SysTree, id: usize) -> Cpu {
     cpu.max_khz = number("cpufreq/cpuinfo_max_freq");
     for index in tree.names(&format!("{directory}/cache")) {
         let text = |name: &str| tree.text(&format!("{directory}/cache/{index}/{name}"));
-        let size = text("size").and_then(|size| parse_size(&size));
+        let size = text("size").and_then(|size| Some(size.parse::<Bytes>().ok()?.0));
         match (text("level").as_deref(), text("type").as_deref()) {
             (Some("1"), Some("Data" | "Unified")) => cpu.caches.l1d = size,
             (Some("2"), Some("Data" | "Unified")) => cpu.caches.l2 = size,
@@ -255,16 +257,6 @@ fn read_cpu(tree: &dyn SysTree, id: usize) -> Cpu {
         }
     }
     cpu
-}
-
-/// A cache size as the kernel prints it: `512K`.
-fn parse_size(text: &str) -> Option<u64> {
-    let units = [('K', 1u64 << 10), ('M', 1 << 20), ('G', 1 << 30)];
-    let (digits, unit) = units
-        .iter()
-        .find_map(|(suffix, unit)| Some((text.strip_suffix(*suffix)?, *unit)))
-        .unwrap_or((text, 1));
-    digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
 /// Makes `siblings` agree with `core`, so that each CPU is in one core even if the files disagree.
