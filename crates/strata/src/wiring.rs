@@ -48,6 +48,19 @@ impl Machine {
         self.assignment.threads()
     }
 
+    /// Opens a model and says what was odd about it.
+    pub fn open(&self, path: &Path) -> Result<Arc<Model>, Failure> {
+        let model = Arc::new(Model::open(path)?);
+        self.models.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&model));
+        for oddity in &model.warnings {
+            warn(format_args!("{}: {oddity}", path.display()));
+        }
+        if !model.unused.is_empty() {
+            tracing::info!("{}: {} tensors without a role here", path.display(), model.unused.len());
+        }
+        Ok(model)
+    }
+
     fn backend(&self, config: &Config) -> Cpu {
         Cpu::new(self.assignment.clone(), config.isa)
     }
@@ -64,7 +77,7 @@ impl Machine {
     }
 
     /// Loads a model, with a progress bar over what has to be copied. `engine` may differ from the configuration's own.
-    pub fn load(&self, model: Model, engine: &EngineConfig, config: &Config) -> Result<Engine, Failure> {
+    pub fn load(&self, model: Arc<Model>, engine: &EngineConfig, config: &Config) -> Result<Engine, Failure> {
         check_context(&model, engine, config)?;
         let mut bar = None;
         let mut observe = |loaded: strata_engine::Progress| {
@@ -72,9 +85,8 @@ impl Machine {
             bar.set_position(loaded.bytes);
             if interrupt::raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let model = Arc::new(model);
-        self.models.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&model));
-        let engine = Engine::load(model, engine, &self.limits, self.backend(config), self.spawn_io(), &mut observe);
+        let engine =
+            Engine::load(model, engine, &self.limits, self.backend(config), self.spawn_io(), &mut observe);
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
@@ -86,7 +98,7 @@ impl Machine {
         let Failure::Failed(_) = failure else { return failure };
         let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         match models.iter().try_for_each(|model| model.gguf.unchanged()) {
-            Err(changed @ strata_gguf::Error::Changed { .. }) => Failure::Changed(changed),
+            Err(changed @ strata_gguf::Error::Changed { .. }) => changed.into(),
             _ => failure,
         }
     }
@@ -102,18 +114,6 @@ fn check_context(model: &Model, engine: &EngineConfig, config: &Config) -> Resul
         }
         _ => Ok(()),
     }
-}
-
-/// Opens a model and says what was odd about it.
-pub fn open(path: &Path) -> Result<Model, Failure> {
-    let model = Model::open(path)?;
-    for oddity in &model.warnings {
-        warn(format_args!("{}: {oddity}", path.display()));
-    }
-    if !model.unused.is_empty() {
-        tracing::info!("{}: {} tensors without a role here", path.display(), model.unused.len());
-    }
-    Ok(model)
 }
 
 /// What the plan is checked against.

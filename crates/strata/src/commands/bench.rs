@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::failure::{Failure, warn};
 use crate::output::{print, print_json};
 use crate::progress;
-use crate::wiring::{Machine, open};
+use crate::wiring::Machine;
 
 pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), Failure> {
     if args.reps == 0 {
@@ -27,7 +27,7 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
     kinds.extend((args.generate > 0).then_some(Kind::Answer(args.generate)));
     let longest = kinds.iter().map(Kind::tokens).max();
     let longest = longest.ok_or_else(|| Failure::usage("--prompt and --gen leave nothing to measure"))?;
-    let model = open(&args.model)?;
+    let model = machine.open(&args.model)?;
     let (vocab, most) = (model.hyper.vocab, model.hyper.context);
     if longest > most {
         let flag = if args.generate == longest { "--gen" } else { "--prompt" };

@@ -11,7 +11,7 @@ use crate::args::LogitsArgs;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::output::npy_header;
-use crate::wiring::{Machine, open};
+use crate::wiring::Machine;
 use crate::{interrupt, progress};
 
 pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), Failure> {
@@ -25,7 +25,7 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
     interrupt::catch(interrupt::ENDINGS)?;
     // What can't be written is known before the work for it.
     drop(WholeFile::create(&args.out, true)?);
-    let model = open(&args.model)?;
+    let model = machine.open(&args.model)?;
     check_is_not_model(&args.out, &model.gguf)?;
     let (vocab, most) = (model.hyper.vocab, model.hyper.context);
     if ids.len() > most {

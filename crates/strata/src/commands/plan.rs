@@ -1,7 +1,5 @@
 //! `strata plan`: what would be put where, before anything is allocated.
 
-use std::sync::Arc;
-
 use serde_json::json;
 use strata_plan::{Bytes, Place};
 
@@ -10,10 +8,10 @@ use crate::args::PlanArgs;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::output::{print, print_json};
-use crate::wiring::{Machine, open};
+use crate::wiring::Machine;
 
 pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Failure> {
-    let model = Arc::new(open(&args.model)?);
+    let model = machine.open(&args.model)?;
     let mut config = config.clone();
     config.engine.draft = args.mtp;
     let planned = machine.plan(&model, &config)?;
