@@ -225,7 +225,7 @@ fn store(
     }
     let tensors: BTreeMap<u16, ExpertTensors> = lowered.experts.iter().map(|(l, _, t)| (*l, *t)).collect();
     let file = Arc::clone(model);
-    let engine = HostCopy::from_file(Box::new(move |id, extent, out| {
+    let engine = HostCopy::new(Box::new(move |id, extent, out| {
         let tensor = &file.gguf.tensors()[tensors[&id.layer].index(extent.tensor)];
         file.gguf.read_at(tensor, extent.range.start as u64, out).map_err(|error| error.to_string())
     }));

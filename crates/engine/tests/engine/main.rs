@@ -3,6 +3,7 @@
 mod chat;
 mod eval;
 mod exactness;
+mod forms;
 mod golden;
 mod rig;
 mod sequences;
