@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use strata_cpu::Cpu;
-use strata_engine::{Engine, EngineConfig, Planned, SpawnIo};
+use strata_engine::{Engine, EngineConfig, EngineError, Planned, SpawnIo};
 use strata_model::Model;
 use strata_plan::Limits;
 use strata_topology::{Assignment, Pool, Role, Topology, spawn};
@@ -59,13 +59,12 @@ impl Machine {
 
     /// Plans a model without allocating anything.
     pub fn plan(&self, model: &Arc<Model>, config: &Config) -> Result<Planned, Failure> {
-        check_context(model, &config.engine, config)?;
-        Ok(Engine::plan(model, &config.engine, &self.limits, &self.backend(config)?)?)
+        let planned = Engine::plan(model, &config.engine, &self.limits, &self.backend(config)?);
+        planned.map_err(|error| refused(error, &config.engine, config))
     }
 
     /// Loads a model, with a progress bar over what has to be copied. `engine` may differ from the configuration's own.
     pub fn load(&self, model: Model, engine: &EngineConfig, config: &Config) -> Result<Engine, Failure> {
-        check_context(&model, engine, config)?;
         let mut bar = None;
         let mut observe = |loaded: strata_engine::Progress| {
             let bar = bar.get_or_insert_with(|| progress::bytes(config.quiet, loaded.of, "loading"));
@@ -75,11 +74,14 @@ impl Machine {
         let backend = self.backend(config)?;
         let model = Arc::new(model);
         self.models.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&model));
-        let engine = Engine::load(model, engine, &self.limits, backend, self.spawn_io(), &mut observe);
+        let loaded = Engine::load(model, engine, &self.limits, backend, self.spawn_io(), &mut observe);
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
-        if interrupt::raised() { Err(Failure::Interrupted) } else { Ok(engine?) }
+        if interrupt::raised() {
+            return Err(Failure::Interrupted);
+        }
+        loaded.map_err(|error| refused(error, engine, config))
     }
 
     /// Why work failed: if a model's file has changed meanwhile, then that is why, whatever it led to.
@@ -93,15 +95,14 @@ impl Machine {
     }
 }
 
-/// That the model allows the context asked for.
-fn check_context(model: &Model, engine: &EngineConfig, config: &Config) -> Result<(), Failure> {
-    let most = model.hyper.context;
-    match engine.context {
-        Some(asked) if asked > most => {
-            let (name, file) = (config.name("context"), model.gguf.path().display());
-            Err(Failure::usage(format!("{name} is {asked}, more than the {most} tokens that {file} allows")))
+/// Why a model is not planned or loaded: a context that it doesn't allow was asked for by the configuration or a command's own flag.
+fn refused(error: EngineError, engine: &EngineConfig, config: &Config) -> Failure {
+    match error {
+        EngineError::Context { .. } if engine.context == config.engine.context => {
+            Failure::usage(format!("{}: {error}", config.name("context")))
         }
-        _ => Ok(()),
+        EngineError::Context { .. } => Failure::usage(error.to_string()),
+        error => error.into(),
     }
 }
 
