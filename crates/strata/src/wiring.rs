@@ -12,7 +12,7 @@ use strata_cpu::Cpu;
 use strata_engine::{Engine, EngineConfig, EngineError, Planned, SpawnIo};
 use strata_model::Model;
 use strata_plan::Limits;
-use strata_topology::{Assignment, Pool, Role, Topology, spawn};
+use strata_topology::{Assignment, Pool, Role, Topology, refusal, spawn};
 
 use crate::config::Config;
 use crate::failure::{Failure, warn};
@@ -22,6 +22,7 @@ use crate::{interrupt, progress};
 pub struct Machine {
     assignment: Assignment,
     limits: Limits,
+    notes: Vec<String>,
     /// All models in use.
     models: Mutex<Vec<Arc<Model>>>,
 }
@@ -30,17 +31,23 @@ impl Machine {
     /// Looks at the machine.
     pub fn read(config: &Config) -> Result<Machine, Failure> {
         let topology = Topology::read();
-        topology.notes().iter().for_each(|note| tracing::info!("{note}"));
+        topology.notes().iter().for_each(warn);
         let assigned = topology.assign(config.threads);
         let assignment =
             assigned.map_err(|why| Failure::usage(format!("{}: {why}", config.name("threads"))))?;
         tracing::info!("{assignment}");
-        Ok(Machine { assignment, limits: limits(&topology), models: Mutex::default() })
+        let (limits, notes) = (limits(&topology), topology.notes().to_vec());
+        Ok(Machine { assignment, limits, notes, models: Mutex::default() })
     }
 
     /// What memory there is.
     pub fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// What could not be read of the machine and what is assumed for it; and that it refused to place a thread.
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.iter().cloned().chain(refusal().map(ToString::to_string)).collect()
     }
 
     /// Threads that compute.
@@ -122,9 +129,6 @@ pub fn open(path: &Path) -> Result<Model, Failure> {
 fn limits(topology: &Topology) -> Limits {
     let memory = topology.memory();
     let Some(available) = memory.usable() else {
-        warn(
-            "the system doesn't say how much memory there is, so the memory plan is checked against nothing",
-        );
         return Limits { available: u64::MAX, total: u64::MAX, source: "nothing known".into() };
     };
     let group_is_tighter = memory.available.is_none_or(|machine| available < machine);

@@ -168,8 +168,8 @@ impl Topology {
         settle_nodes(tree, &mut cpus);
         settle_kinds(tree, &mut cpus);
         let memory = MemoryLimits::read(tree, cgroups.memory());
-        if memory.total.is_none() {
-            notes.push("the system does not tell how much memory it has".to_owned());
+        if memory.usable().is_none() {
+            notes.push("the system does not tell how much memory there is: no limit is known".to_owned());
         }
         Self { cpus, allowed, quota: cgroups.quota(), memory, notes }
     }

@@ -41,6 +41,7 @@ pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Fa
                 "file": plan.bytes(Place::File),
             },
             "limits": limits,
+            "notes": machine.notes(),
             "fits": fits.is_ok(),
             "crowded_out": crowded_out,
         }))?;
@@ -62,6 +63,7 @@ pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Fa
                 mib(plan.bytes(Place::Heap))
             );
         }
+        machine.notes().iter().for_each(|note| out += &format!("note: {note}\n"));
         if crowded_out > 0 {
             out += &format!(
                 "{:.0} MiB of the mapped file don't fit beside that and will be read from disk again and again\n",
