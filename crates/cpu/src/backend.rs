@@ -62,7 +62,7 @@ impl Build for Cpu {
 }
 
 /// Computes ops on the CPU. Made by [`Cpu`]. An op is done when `submit` returns.
-pub struct CpuBackend {
+pub(crate) struct CpuBackend {
     pub(crate) spec: Spec,
     pub(crate) crew: Crew,
     pub(crate) weights: Weights,

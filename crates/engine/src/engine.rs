@@ -197,7 +197,7 @@ impl Engine {
         Ok(length)
     }
 
-    /// The byte form of a sequence: see [`snapshot`].
+    /// The byte form of a sequence: its tokens and state, bound to the model and to how keys and values are stored.
     pub fn save(&mut self, seq: SeqId) -> Result<Vec<u8>, EngineError> {
         let slot = self.idle(seq)?;
         let binding = self.binding()?;
