@@ -56,8 +56,14 @@ pub struct QsaWeights {
     pub q_norm: Weight,
     /// `[head_dim]`.
     pub k_norm: Weight,
-    /// The indexer: queries `[index_heads * index_dim, D]`, key `[index_dim, D]`, both norms `[index_dim]`.
-    pub index: Option<[Weight; 4]>,
+    /// The indexer's queries, `[index_heads * index_dim, D]`.
+    pub index_q: Weight,
+    /// The indexer's key, `[index_dim, D]`.
+    pub index_k: Weight,
+    /// `[index_dim]`.
+    pub index_q_norm: Weight,
+    /// `[index_dim]`.
+    pub index_k_norm: Weight,
 }
 
 /// Formats and layout of a layer's routed experts. Their bytes come from the expert store.
@@ -123,6 +129,8 @@ pub enum Op<'a> {
         weights: NgramWeights,
         /// How the table's rows are stored.
         format: Format,
+        /// What the table's values are multiplied with, in files that scale whole tensors.
+        scale: Option<f32>,
         /// The table rows of each token, `[rows, heads]` rows of `format`, as read from the table.
         table_rows: &'a [u8],
         /// The sequences' parts.

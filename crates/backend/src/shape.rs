@@ -1,7 +1,7 @@
 //! What a backend must know before the first op: geometry, state, buffers.
 //!
-//! Sizes of state are computed here and nowhere else; the memory plan and the backends' allocations both come from
-//! these functions.
+//! Sizes of state are computed here and nowhere else: the memory plan and the backends' allocations both come from
+//! these functions. A backend may only round a part up to what its layout needs.
 
 use crate::Buffer;
 
@@ -82,16 +82,20 @@ pub struct QsaShape {
     pub index_heads: usize,
     /// Width of an indexer head.
     pub index_dim: usize,
-    /// Tokens a query may select by blocks; a multiple of `block`.
+    /// Tokens a query may select by blocks; a multiple of every layer's block.
     pub budget: usize,
-    /// Tokens per block; 0 where the model has no indexer and attention is dense.
-    pub block: usize,
 }
 
 impl QsaShape {
-    /// The most keys that one query attends to in a context of `tokens`.
-    pub fn selected(&self, tokens: usize) -> usize {
-        if self.block == 0 { tokens } else { tokens.min(self.budget + self.block - 1) }
+    /// The most keys that one query attends to in a context of `tokens`, where `block` tokens make a block.
+    pub fn selected(&self, block: usize, tokens: usize) -> usize {
+        tokens.min(self.budget + block - 1)
+    }
+
+    /// Values that one layer caches of `tokens` tokens: keys, values, raw indexer keys, and those pooled over `block` tokens.
+    pub fn cached(&self, block: usize, tokens: usize) -> [usize; 4] {
+        let kv = self.kv_heads * self.head_dim * tokens;
+        [kv, kv, self.index_dim * tokens, self.index_dim * (tokens / block)]
     }
 }
 
@@ -161,8 +165,8 @@ impl KvFormat {
 pub struct LayerState {
     /// Recurrent state and convolution history.
     pub gdn: bool,
-    /// Keys, values and indexer keys.
-    pub qsa: bool,
+    /// Keys, values and indexer keys, of attention whose blocks have so many tokens.
+    pub qsa: Option<usize>,
     /// The n-gram block's convolution history.
     pub ngram: bool,
 }
@@ -206,23 +210,25 @@ impl Spec {
     }
 
     /// Floats of one sequence's recurrent state in one layer: GDN state, GDN history, n-gram history, in this order.
-    pub fn recurrent_floats(&self, layer: &LayerState) -> usize {
+    pub fn recurrent_floats(&self, layer: &LayerState) -> [usize; 3] {
         let gdn = self.shape.gdn.as_ref().filter(|_| layer.gdn);
         let ngram = self.shape.ngram.as_ref().filter(|_| layer.ngram);
-        gdn.map_or(0, |g| g.state_floats() + g.conv_floats())
-            + ngram.map_or(0, |n| n.history() * self.shape.streams * self.shape.hidden)
+        let [state, conv] = gdn.map_or([0; 2], |g| [g.state_floats(), g.conv_floats()]);
+        [state, conv, ngram.map_or(0, |n| n.history() * self.shape.streams * self.shape.hidden)]
     }
 
-    /// Floats of one sequence's recurrent state over all layers: what a checkpoint copies.
-    pub fn checkpoint_floats(&self) -> usize {
-        self.layers.iter().map(|l| self.recurrent_floats(l)).sum()
+    /// Values of one layer's positional cache for `tokens` tokens, as [`QsaShape::cached`] has them.
+    pub fn cached(&self, layer: &LayerState, tokens: usize) -> [usize; 4] {
+        match (&self.shape.qsa, layer.qsa) {
+            (Some(q), Some(block)) => q.cached(block, tokens),
+            _ => [0; 4],
+        }
     }
 
-    /// Bytes of one layer's positional cache for `tokens` tokens: keys, values, raw indexer keys, pooled indexer keys.
-    pub fn cache_bytes(&self, layer: &LayerState, tokens: usize) -> usize {
-        let Some(q) = self.shape.qsa.as_ref().filter(|_| layer.qsa) else { return 0 };
-        let kv = 2 * q.kv_heads * q.head_dim * tokens;
-        let index = tokens.checked_div(q.block).map_or(0, |blocks| q.index_dim * (tokens + blocks));
-        (kv + index) * self.kv.bytes()
+    /// Bytes of one sequence's state of `tokens` tokens in one layer, as [`crate::Backend::export`] writes it.
+    pub fn state_bytes(&self, layer: &LayerState, tokens: usize) -> usize {
+        let floats: usize = self.recurrent_floats(layer).iter().sum();
+        let values: usize = self.cached(layer, tokens).iter().sum();
+        floats * size_of::<f32>() + values * self.kv.bytes()
     }
 }

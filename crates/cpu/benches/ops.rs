@@ -48,11 +48,11 @@ fn pebble() -> Recipe {
                 index_heads: 2,
                 index_dim: 32,
                 budget: 64,
-                block: 4,
             }),
             moe: MoeShape { experts: 64, used: 4, width: 96, shared_width: 96 },
             ngram: Some(NgramShape { heads: 8, row: 32, conv_kernel: 4, dilation: 3 }),
         },
+        block: 4,
         format: Format::Q8_0,
         experts: Some([Format::Iq4Xs, Format::Iq4Xs, Format::Iq4Nl]),
         kv: KvFormat::F16,
@@ -105,7 +105,7 @@ fn gdn(bencher: Bencher, rows: usize) {
 
 #[divan::bench(args = [1, 512])]
 fn qsa(bencher: Bencher, rows: usize) {
-    measure(bencher, rows, |rig, window| rig.qsa(&window.spans));
+    measure(bencher, rows, |rig, window| rig.qsa(QSA, &window.spans));
 }
 
 #[divan::bench(args = [1, 512])]
@@ -117,6 +117,7 @@ fn ngram(bencher: Bencher, rows: usize) {
             layer: GDN,
             weights: rig.ngram,
             format: rig.recipe.format,
+            scale: None,
             table_rows: &bytes,
             spans: &window.spans,
             x: X,

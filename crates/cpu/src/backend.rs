@@ -12,13 +12,14 @@ use strata_quant::{Activations, Isa};
 use strata_residency::ExpertStore;
 use strata_topology::{Assignment, Pool};
 
-use crate::bench::{Bench, GRAIN, TILE};
+use crate::bench::{Bench, Crew, GRAIN, MOST_STREAMS, TILE};
 use crate::buffers::Buffers;
 use crate::draft::Join;
 use crate::memory::{self, Described};
+use crate::ngram::Table;
 use crate::route::Routing;
 use crate::select::MOST_DIM;
-use crate::shared::{Crew, Grid, run};
+use crate::shared::{Grid, run};
 use crate::spans::Piece;
 use crate::state::State;
 use crate::taps::MOST_TAPS;
@@ -65,7 +66,7 @@ impl Build for Cpu {
 }
 
 /// Computes ops on the CPU. Made by [`Cpu`]. An op is done when `submit` returns.
-pub struct CpuBackend {
+pub(crate) struct CpuBackend {
     pub(crate) spec: Spec,
     pub(crate) crew: Crew,
     pub(crate) weights: Weights,
@@ -93,7 +94,7 @@ impl CpuBackend {
         weights: Vec<WeightData>,
         store: Arc<ExpertStore>,
     ) -> Result<CpuBackend, BackendError> {
-        check(&spec.shape)?;
+        check(&spec)?;
         let sizes = described.sizes;
         let mut floats = |region| arena.take::<f32>(region).map_err(failed);
         let buffers = described.buffers.iter().map(|&region| floats(region)).collect::<Result<_, _>>()?;
@@ -116,7 +117,8 @@ impl CpuBackend {
             unit_count: 0,
         };
         let state = State::new(&spec, &described.layers, arena)?;
-        let crew = Crew::new(Pool::with(&cpu.assignment).map_err(failed)?, cpu.isa, cpu.grain);
+        let crew =
+            Crew { pool: Pool::with(&cpu.assignment).map_err(failed)?, isa: cpu.isa, grain: cpu.grain };
         let team = crew.team();
         if let Some(q) = spec.shape.qsa.as_ref().filter(|q| q.rotary > 0) {
             let grain = spec.context.div_ceil(64 * team.threads()).max(1);
@@ -147,8 +149,8 @@ impl CpuBackend {
     fn compute(&mut self, op: &Op<'_>) -> Result<usize, BackendError> {
         match *op {
             Op::Embed { table, tokens, x } => self.embed(table, tokens, x),
-            Op::Ngram { layer, ref weights, format, table_rows, spans, x } => {
-                self.ngram(layer, weights, (format, table_rows), spans, x)
+            Op::Ngram { layer, ref weights, format, scale, table_rows, spans, x } => {
+                self.ngram(layer, weights, Table { format, scale, rows: table_rows }, spans, x)
             }
             Op::MixerRead { ref weights, rows, x, u, inject } => self.mixer_read(weights, rows, x, u, inject),
             Op::MixerWrite { rows, y, inject, x } => self.mixer_write(rows, y, inject, x),
@@ -166,28 +168,40 @@ impl CpuBackend {
     }
 }
 
-/// Whether the geometry is one that the ops' loops are written for.
-fn check(shape: &Shape) -> Result<(), BackendError> {
-    let taps = 1..=MOST_TAPS;
-    let gdn = shape.gdn.is_none_or(|g| {
-        g.key_heads > 0
-            && g.value_heads > 0
-            && g.value_heads.is_multiple_of(g.key_heads)
-            && taps.contains(&g.conv_kernel)
-    });
-    let ngram = shape.ngram.is_none_or(|n| taps.contains(&n.conv_kernel));
-    let qsa = shape.qsa.as_ref().is_none_or(|q| {
-        let rotary = q.rotary.is_multiple_of(2) && q.rotary <= q.head_dim;
-        let dims = q.rotary.max(1)..=MOST_DIM;
-        let budget = q.budget > 0 && q.budget.is_multiple_of(q.block.max(1));
-        let indexer = q.block == 0 || (budget && dims.contains(&q.index_dim));
-        q.kv_heads > 0 && q.heads.is_multiple_of(q.kv_heads) && rotary && indexer
-    });
-    let moe = (1..=shape.moe.experts).contains(&shape.moe.used);
-    if gdn && qsa && moe && ngram && (1..=TILE).contains(&shape.streams) && shape.hidden > 0 {
-        return Ok(());
+/// Whether the geometry is one that the ops' loops are written for: says the first part that isn't.
+fn check(spec: &Spec) -> Result<(), BackendError> {
+    let within = |what: &str, n: usize, least: usize, most: usize| match (least..=most).contains(&n) {
+        true => Ok(()),
+        false => {
+            Err(failed(format!("there are no ops for this geometry: {what} {n}, not from {least} to {most}")))
+        }
+    };
+    let whole = |what: &str, n: usize, of: usize| match of > 0 && n > 0 && n.is_multiple_of(of) {
+        true => Ok(()),
+        false => Err(failed(format!("there are no ops for this geometry: {what} {n}, no multiple of {of}"))),
+    };
+    let Shape { hidden, streams, gdn, qsa, moe, ngram, .. } = &spec.shape;
+    within("the hidden width is", *hidden, 1, usize::MAX)?;
+    within("the number of residual streams is", *streams, 1, MOST_STREAMS)?;
+    within("the number of a token's experts is", moe.used, 1, moe.experts)?;
+    if let Some(g) = gdn {
+        whole("the number of GDN value heads is", g.value_heads, g.key_heads)?;
+        within("the number of GDN convolution taps is", g.conv_kernel, 1, MOST_TAPS)?;
     }
-    Err(failed(format!("there are no ops for this geometry: {shape:?}")))
+    if let Some(n) = ngram {
+        within("the number of n-gram convolution taps is", n.conv_kernel, 1, MOST_TAPS)?;
+    }
+    if let Some(q) = qsa {
+        whole("the number of attention heads is", q.heads, q.kv_heads)?;
+        within("the number of rotary dimensions is", q.rotary, 0, q.head_dim)?;
+        if q.rotary > 0 {
+            whole("the number of rotary dimensions is", q.rotary, 2)?;
+        }
+        within("the width of an indexer head is", q.index_dim, q.rotary.max(1), MOST_DIM)?;
+        let blocks = spec.layers.iter().filter_map(|layer| layer.qsa);
+        blocks.into_iter().try_for_each(|block| whole("the indexer's budget is", q.budget, block))?;
+    }
+    Ok(())
 }
 
 impl Backend for CpuBackend {
@@ -198,11 +212,11 @@ impl Backend for CpuBackend {
     }
 
     fn begin_step(&mut self) {
-        self.crew.begin();
+        self.crew.pool.begin_step();
     }
 
     fn end_step(&mut self) {
-        self.crew.end();
+        self.crew.pool.end_step();
     }
 
     fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError> {
@@ -274,7 +288,6 @@ mod tests {
             index_heads: 3,
             index_dim: 12,
             budget: 12,
-            block: 3,
         };
         Spec {
             shape: Shape {
@@ -295,8 +308,9 @@ mod tests {
                 ngram: Some(NgramShape { heads: 4, row: 10, conv_kernel: 3, dilation: 2 }),
             },
             layers: vec![
-                LayerState { gdn: true, qsa: false, ngram: true },
-                LayerState { gdn: false, qsa: true, ngram: false },
+                LayerState { gdn: true, qsa: None, ngram: true },
+                LayerState { gdn: false, qsa: Some(3), ngram: false },
+                LayerState { gdn: false, qsa: Some(4), ngram: false },
             ],
             sequences: 3,
             checkpoints: 2,
@@ -328,8 +342,7 @@ mod tests {
     #[test]
     fn state_is_as_large_as_the_spec_says() {
         let spec = spec();
-        let expected =
-            spec.checkpoint_floats() * 4 + spec.layers.iter().map(|l| spec.cache_bytes(l, 50)).sum::<usize>();
+        let expected: usize = spec.layers.iter().map(|layer| spec.state_bytes(layer, 50)).sum();
         let (mut backend, ..) = build(spec).unwrap();
         let mut bytes = Vec::new();
         backend.export(SeqSlot(2), 50, &mut bytes).unwrap();
@@ -339,18 +352,22 @@ mod tests {
 
     #[test]
     fn a_geometry_without_ops_is_refused() {
-        for change in [
-            |s: &mut Shape| s.streams = 33,
-            |s: &mut Shape| s.gdn.as_mut().unwrap().value_heads = 5,
-            |s: &mut Shape| s.qsa.as_mut().unwrap().budget = 13,
-            |s: &mut Shape| s.qsa.as_mut().unwrap().rotary = 16,
-            |s: &mut Shape| s.moe.used = 8,
-            |s: &mut Shape| s.ngram.as_mut().unwrap().conv_kernel = 9,
-            |s: &mut Shape| s.qsa.as_mut().unwrap().index_dim = 257,
+        for (change, words) in [
+            ((|s| s.streams = 33) as fn(&mut Shape), "residual streams is 33, not from 1 to 32"),
+            (|s| s.gdn.as_mut().unwrap().value_heads = 5, "GDN value heads is 5, no multiple of 2"),
+            (|s| s.qsa.as_mut().unwrap().budget = 16, "budget is 16, no multiple of 3"),
+            (|s| s.qsa.as_mut().unwrap().budget = 15, "budget is 15, no multiple of 4"),
+            (|s| s.qsa.as_mut().unwrap().rotary = 22, "rotary dimensions is 22, not from 0 to 20"),
+            (|s| s.qsa.as_mut().unwrap().rotary = 16, "indexer head is 12, not from 16 to 256"),
+            (|s| s.moe.used = 8, "token's experts is 8, not from 1 to 7"),
+            (|s| s.gdn.as_mut().unwrap().conv_kernel = 9, "GDN convolution taps is 9, not from 1 to 8"),
+            (|s| s.ngram.as_mut().unwrap().conv_kernel = 9, "n-gram convolution taps is 9, not from 1 to 8"),
+            (|s| s.qsa.as_mut().unwrap().index_dim = 257, "indexer head is 257, not from 8 to 256"),
         ] {
             let mut spec = spec();
             change(&mut spec.shape);
-            assert!(build(spec).err().unwrap().to_string().contains("no ops for this geometry"));
+            let said = build(spec).err().unwrap().to_string();
+            assert!(said.contains("no ops for this geometry") && said.contains(words), "{said}");
         }
     }
 }

@@ -20,6 +20,9 @@ use crate::shared::{Grid, Input, Job, Split, Tile, in_turn, products, run, run_o
 /// Rows that a worker takes through an op at a time; columns of one [`Activations`].
 pub(crate) const TILE: usize = 32;
 
+/// Most residual streams: a row's streams are columns of one tile.
+pub(crate) const MOST_STREAMS: usize = TILE;
+
 /// Weights of an op up to this size stay in a core's own cache while it takes tiles through them, bytes.
 const PRIVATE: usize = 2 << 20;
 
@@ -62,6 +65,19 @@ impl Bench {
     /// The whole of it.
     pub(crate) fn whole(&mut self) -> Scratch<'_> {
         Scratch { floats: &mut self.floats, acts: &mut self.acts }
+    }
+}
+
+/// Everyone: the pool, with what it computes by.
+pub(crate) struct Crew {
+    pub(crate) pool: Pool,
+    pub(crate) isa: Isa,
+    pub(crate) grain: usize,
+}
+
+impl Crew {
+    pub(crate) fn team(&self) -> Team<'_> {
+        Team { pool: Some(&self.pool), isa: self.isa, grain: self.grain }
     }
 }
 

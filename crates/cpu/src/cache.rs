@@ -6,7 +6,7 @@
 //!
 //! Invariant: what is read is what was stored: a value goes through the cache's format even inside the window that appends it.
 
-use strata_backend::{BackendError, KvFormat, QsaShape, Spec};
+use strata_backend::{BackendError, KvFormat, LayerState, QsaShape, Spec};
 use strata_plan::{Arena, Block, Category, Plan, Region};
 use strata_quant::{Isa, float, math};
 
@@ -24,29 +24,26 @@ pub(crate) struct CacheRegions {
 impl CacheRegions {
     /// Lays out the caches of layer `index`, if it has any.
     pub(crate) fn describe(spec: &Spec, index: usize, plan: &mut Plan) -> Option<CacheRegions> {
-        let q = spec.shape.qsa.as_ref().filter(|_| spec.layers[index].qsa)?;
+        let layer = &spec.layers[index];
+        let (q, _) = attention(spec, layer)?;
         let mut region = |name: &str, each: usize| {
             let bytes = each.saturating_mul(spec.sequences).saturating_mul(spec.kv.bytes());
             plan.heap(Category::Cache, (index, name), bytes)
         };
-        let kv = (q.kv_heads * q.head_dim).saturating_mul(spec.context);
-        let [raw, pooled] = index_values(q, spec.context);
-        let pooled = pooled.next_multiple_of(STRIP * q.index_dim.max(1));
+        let [keys, values, raw, pooled] = spec.cached(layer, spec.context);
         Some(CacheRegions {
-            keys: region("keys", kv),
-            values: region("values", kv),
+            keys: region("keys", keys),
+            values: region("values", values),
             raw: region("indexer keys", raw),
-            pooled: region("pooled indexer keys", pooled),
+            // Whole strips.
+            pooled: region("pooled indexer keys", pooled.next_multiple_of(STRIP * q.index_dim)),
         })
     }
 }
 
-/// Values of `tokens` tokens' raw and pooled indexer keys.
-fn index_values(q: &QsaShape, tokens: usize) -> [usize; 2] {
-    match q.block {
-        0 => [0, 0],
-        block => [q.index_dim * tokens, q.index_dim * (tokens / block)],
-    }
+/// The attention of a layer that has some, and the tokens of its blocks.
+pub(crate) fn attention<'s>(spec: &'s Spec, layer: &LayerState) -> Option<(&'s QsaShape, usize)> {
+    spec.shape.qsa.as_ref().zip(layer.qsa)
 }
 
 /// Stored values, all of one precision.
@@ -118,20 +115,29 @@ pub(crate) struct Cache {
     pub(crate) raw: Store,
     pub(crate) pooled: Store,
     shape: QsaShape,
+    /// Tokens of a block.
+    pub(crate) block: usize,
     context: usize,
     value_bytes: usize,
 }
 
 impl Cache {
     /// Takes the memory.
-    pub(crate) fn new(spec: &Spec, regions: &CacheRegions, arena: &mut Arena) -> Result<Cache, BackendError> {
-        let shape = spec.shape.qsa.clone().ok_or_else(|| failed("a cache without attention"))?;
+    pub(crate) fn new(
+        spec: &Spec,
+        index: usize,
+        regions: &CacheRegions,
+        arena: &mut Arena,
+    ) -> Result<Cache, BackendError> {
+        let attention = attention(spec, &spec.layers[index]);
+        let (shape, block) = attention.ok_or_else(|| failed("a cache without attention"))?;
         Ok(Cache {
             keys: Store::new(spec.kv, regions.keys, arena)?,
             values: Store::new(spec.kv, regions.values, arena)?,
             raw: Store::new(spec.kv, regions.raw, arena)?,
             pooled: Store::new(spec.kv, regions.pooled, arena)?,
-            shape,
+            shape: shape.clone(),
+            block,
             context: spec.context,
             value_bytes: spec.kv.bytes(),
         })
@@ -150,7 +156,7 @@ impl Cache {
 
     /// Where the strip of pooled keys starts that a block is in.
     pub(crate) fn pooled_at(&self, slot: usize, block: usize) -> usize {
-        let strips = (self.context / self.shape.block.max(1)).div_ceil(STRIP);
+        let strips = (self.context / self.block).div_ceil(STRIP);
         (slot * strips + block / STRIP) * STRIP * self.shape.index_dim
     }
 
@@ -173,10 +179,7 @@ impl Cache {
             self.keys.copy(from, to, tokens * self.shape.head_dim);
             self.values.copy(from, to, tokens * self.shape.head_dim);
         }
-        let [raw, pooled] = index_values(&self.shape, tokens);
-        if self.shape.block == 0 {
-            return;
-        }
+        let [_, _, raw, pooled] = self.shape.cached(self.block, tokens);
         let at = [self.raw_at(from, 0), self.raw_at(to, 0), self.pooled_at(from, 0), self.pooled_at(to, 0)];
         self.raw.copy(at[0], at[1], raw);
         // Whole strips.
@@ -185,8 +188,7 @@ impl Cache {
 
     /// Bytes of the byte form of `tokens` tokens.
     pub(crate) fn exported(&self, tokens: usize) -> usize {
-        let [raw, pooled] = index_values(&self.shape, tokens);
-        (2 * self.shape.kv_heads * self.shape.head_dim * tokens + raw + pooled) * self.value_bytes
+        self.shape.cached(self.block, tokens).iter().sum::<usize>() * self.value_bytes
     }
 
     /// Appends the byte form of a sequence's first `tokens` tokens.
@@ -198,10 +200,7 @@ impl Cache {
                 }
             }
         }
-        if self.shape.block == 0 {
-            return;
-        }
-        let [raw, _] = index_values(&self.shape, tokens);
+        let [_, _, raw, _] = self.shape.cached(self.block, tokens);
         self.raw.export(self.raw_at(slot, 0), raw, out);
         self.pooled_places(slot, tokens).for_each(|at| self.pooled.export(at, 1, out));
     }
@@ -218,10 +217,7 @@ impl Cache {
                 }
             }
         }
-        if self.shape.block == 0 {
-            return;
-        }
-        let [raw, _] = index_values(&self.shape, tokens);
+        let [_, _, raw, _] = self.shape.cached(self.block, tokens);
         rest = self.raw.import(self.raw_at(slot, 0), raw, rest);
         for at in self.pooled_places(slot, tokens) {
             rest = self.pooled.import(at, 1, rest);
@@ -232,6 +228,6 @@ impl Cache {
     fn pooled_places(&self, slot: usize, tokens: usize) -> impl Iterator<Item = usize> + use<> {
         let (first, dim) = (self.pooled_at(slot, 0), self.shape.index_dim);
         let start = move |block: usize| first + block / STRIP * STRIP * dim + block % STRIP;
-        (0..tokens / self.shape.block).flat_map(move |block| (0..dim).map(move |j| start(block) + j * STRIP))
+        (0..tokens / self.block).flat_map(move |block| (0..dim).map(move |j| start(block) + j * STRIP))
     }
 }

@@ -10,7 +10,7 @@ use strata_quant::Activations;
 use crate::bench::{SLACK, TILE};
 use crate::spans::Piece;
 use crate::state::LayerRegions;
-use crate::{attend, buffers, draft, experts, gdn, head, mixer, ngram, qsa, rope, route, weights};
+use crate::{buffers, draft, experts, gdn, head, mixer, ngram, qsa, rope, route, weights};
 
 /// Rows that an op with state takes at once, at least (unless windows are shorter).
 const PIECE: usize = 256;
@@ -69,8 +69,11 @@ impl Sizes {
             columns.push(n.heads * n.row);
         }
         if let Some(q) = qsa {
-            piece[2] = piece_rows * qsa::piece_floats(q) + qsa::row_floats(q, spec.context);
-            each.push(qsa::scratch(q, spec.context).max(attend::floats(q)));
+            for block in spec.layers.iter().filter_map(|layer| layer.qsa) {
+                let row = qsa::row_floats(q, block, spec.context);
+                piece[2] = piece[2].max(piece_rows * qsa::piece_floats(q) + row);
+                each.push(qsa::scratch(q, block, spec.context));
+            }
             columns.push(q.heads * q.head_dim);
         }
         let most = |sizes: &[usize]| sizes.iter().copied().max().unwrap_or(0);

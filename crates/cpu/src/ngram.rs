@@ -28,13 +28,22 @@ pub(crate) fn scratch(shape: &Shape, n: &NgramShape, tile: usize) -> usize {
     tile * (n.heads * n.row + shape.streams * shape.hidden) + 2 * shape.hidden
 }
 
+/// The tokens' rows of the n-gram table.
+#[derive(Clone, Copy)]
+pub(crate) struct Table<'a> {
+    pub(crate) format: Format,
+    pub(crate) scale: Option<f32>,
+    /// `[tokens][heads]` rows.
+    pub(crate) rows: &'a [u8],
+}
+
 impl CpuBackend {
     /// `x += ngram(x, table rows)`; returns the bytes read.
     pub(crate) fn ngram(
         &mut self,
         layer: Layer,
         w: &NgramWeights,
-        (format, table_rows): (Format, &[u8]),
+        Table { format, scale, rows: table_rows }: Table<'_>,
         spans: &[Span],
         x: Buffer,
     ) -> Result<usize, BackendError> {
@@ -80,6 +89,9 @@ impl CpuBackend {
                     let bytes = &table_rows[(rows.start + part.start) * row_bytes..];
                     let bytes = bytes.chunks_exact(row_bytes / g.heads).take(part.len() * g.heads);
                     bytes.zip(e.chunks_exact_mut(g.row)).for_each(|(bytes, e)| dequantise(format, bytes, e));
+                    if let Some(scale) = scale {
+                        e.iter_mut().for_each(|e| *e *= scale);
+                    }
                 });
                 let input = team.input(e, embedded, scratch.acts, &[key, value]);
                 team.products(input, &mut [Job::new(key, keys, wide), Job::new(value, values, d)]);

@@ -4,7 +4,7 @@
 //! ([`crate::select`]) and attention over them ([`crate::attend`]); output gate and projection.
 
 use strata_backend::{BackendError, Buffer, Layer, QsaShape, QsaWeights, Shape, Span};
-use strata_quant::{Matrix, dispatch, math};
+use strata_quant::{dispatch, math};
 
 use crate::attend::{self, Attended, CHUNK};
 use crate::backend::CpuBackend;
@@ -21,15 +21,15 @@ pub(crate) fn piece_floats(q: &QsaShape) -> usize {
 }
 
 /// Floats besides the rows': one row's choice, and the partial results of all its heads and chunks.
-pub(crate) fn row_floats(q: &QsaShape, context: usize) -> usize {
-    let chunks = q.selected(context).div_ceil(CHUNK);
-    select::floats(q, context) + chunks * q.heads * attend::partial_floats(q) + 2 * q.index_dim
+pub(crate) fn row_floats(q: &QsaShape, block: usize, context: usize) -> usize {
+    let chunks = q.selected(block, context).div_ceil(CHUNK);
+    select::floats(q, block, context) + chunks * q.heads * attend::partial_floats(q) + 2 * q.index_dim
 }
 
 /// Floats of a worker: one row's choice, a chunk, and two partial results for the heads of a key/value head.
-pub(crate) fn scratch(q: &QsaShape, context: usize) -> usize {
+pub(crate) fn scratch(q: &QsaShape, block: usize, context: usize) -> usize {
     let group = q.heads / q.kv_heads;
-    select::floats(q, context) + attend::floats(q) + 2 * group * attend::partial_floats(q)
+    select::floats(q, block, context) + attend::floats(q) + 2 * group * attend::partial_floats(q)
 }
 
 /// What rows need to attend.
@@ -39,7 +39,7 @@ struct Attention<'a> {
     piece: &'a Piece,
     /// `[rows][heads][2][head_dim]`
     queries: &'a [f32],
-    /// `[rows][index_heads][index_dim]`, empty without an indexer.
+    /// `[rows][index_heads][index_dim]`
     index: &'a [f32],
     /// Tokens a sequence may have.
     context: usize,
@@ -64,19 +64,11 @@ impl CpuBackend {
         let [wv, out] = [self.weights.matrix(w.v, kv, d)?, self.weights.matrix(w.out, d, heads)?];
         let q_norm = self.weights.vector(w.q_norm, q.head_dim)?;
         let k_norm = self.weights.vector(w.k_norm, q.head_dim)?;
-        let index = match w.index.filter(|_| q.block > 0) {
-            Some([iq, ik, iq_norm, ik_norm]) => Some(Index {
-                q: self.weights.matrix(iq, ni * di, d)?,
-                k: self.weights.matrix(ik, di, d)?,
-                q_norm: self.weights.vector(iq_norm, di)?,
-                k_norm: self.weights.vector(ik_norm, di)?,
-            }),
-            None if q.block > 0 => return Err(failed("sparse attention needs the indexer's weights")),
-            None => None,
-        };
-        let (ni, di) = if index.is_some() { (ni, di) } else { (0, 0) };
-        let mut in_bytes: usize = [&wq, &wk, &wv].map(weights::bytes).iter().sum();
-        in_bytes += index.as_ref().map_or(0, |i| weights::bytes(&i.q) + weights::bytes(&i.k));
+        let [wiq, wik] =
+            [self.weights.matrix(w.index_q, ni * di, d)?, self.weights.matrix(w.index_k, di, d)?];
+        let index_q_norm = self.weights.vector(w.index_q_norm, di)?;
+        let index_k_norm = self.weights.vector(w.index_k_norm, di)?;
+        let in_bytes: usize = [&wq, &wk, &wv, &wiq, &wik].map(weights::bytes).iter().sum();
         let mut bytes = in_bytes + weights::bytes(&out);
 
         let [u, y] = self.buffers.get([(u, rows, d), (y, rows, d)])?;
@@ -96,45 +88,33 @@ impl CpuBackend {
                 Grid::rows(&mut *queries, 2 * heads, by.grain),
                 Grid::rows(&mut *keys, kv, by.grain),
                 Grid::rows(&mut *values, kv, by.grain),
-                Grid::rows_of(&mut *index_q, n, ni * di, by.grain),
-                Grid::rows_of(&mut *index_k, n, di, by.grain),
+                Grid::rows(&mut *index_q, ni * di, by.grain),
+                Grid::rows(&mut *index_k, di, by.grain),
             );
             let table = &*self.rope;
             by.run(&mut self.bench, split, |team, rows, (qs, ks, vs, iqs, iks), scratch| {
                 let (qs, ks, vs) = (qs.into_slice(), ks.into_slice(), vs.into_slice());
                 let (iqs, iks) = (iqs.into_slice(), iks.into_slice());
                 let x = &u[rows.start * d..rows.end * d];
-                match &index {
-                    Some(i) => {
-                        let input = team.input(x, d, scratch.acts, &[wq, wk, wv, i.q, i.k]);
-                        team.products(
-                            input,
-                            &mut [
-                                Job::new(wq, qs, 2 * heads),
-                                Job::new(wk, ks, kv),
-                                Job::new(wv, vs, kv),
-                                Job::new(i.q, iqs, ni * di),
-                                Job::new(i.k, iks, di),
-                            ],
-                        );
-                    }
-                    None => {
-                        let input = team.input(x, d, scratch.acts, &[wq, wk, wv]);
-                        let jobs =
-                            &mut [Job::new(wq, qs, 2 * heads), Job::new(wk, ks, kv), Job::new(wv, vs, kv)];
-                        team.products(input, jobs);
-                    }
-                }
+                let input = team.input(x, d, scratch.acts, &[wq, wk, wv, wiq, wik]);
+                team.products(
+                    input,
+                    &mut [
+                        Job::new(wq, qs, 2 * heads),
+                        Job::new(wk, ks, kv),
+                        Job::new(wv, vs, kv),
+                        Job::new(wiq, iqs, ni * di),
+                        Job::new(wik, iks, di),
+                    ],
+                );
                 for (i, row) in rows.enumerate() {
                     let position = piece.position(row).1;
                     let table = &table[position * q.rotary..][..q.rotary];
                     let qs = &mut qs[i * 2 * heads..][..2 * heads];
                     norm_and_rotate(team.isa, 2 * q.head_dim, q_norm, eps, table, qs);
                     norm_and_rotate(team.isa, q.head_dim, k_norm, eps, table, &mut ks[i * kv..][..kv]);
-                    if let Some(index) = &index {
-                        let iqs = &mut iqs[i * ni * di..][..ni * di];
-                        norm_and_rotate(team.isa, di, index.q_norm, eps, table, iqs);
-                    }
+                    let iqs = &mut iqs[i * ni * di..][..ni * di];
+                    norm_and_rotate(team.isa, di, index_q_norm, eps, table, iqs);
                 }
             });
 
@@ -149,23 +129,18 @@ impl CpuBackend {
                         cache.keys.put(team.isa, at, &keys[part..part + q.head_dim]);
                         cache.values.put(team.isa, at, &values[part..part + q.head_dim]);
                     }
-                    if index.is_some() {
-                        let at = cache.raw_at(portion.slot, position);
-                        cache.raw.put(team.isa, at, &index_k[row * di..][..di]);
-                    }
+                    let at = cache.raw_at(portion.slot, position);
+                    cache.raw.put(team.isa, at, &index_k[row * di..][..di]);
                 }
-                if let Some(index) = &index {
-                    let end = portion.position + portion.rows;
-                    let blocks = portion.position / q.block..end / q.block;
-                    let room = &mut floats.floats[..2 * di];
-                    let pooling = Pooling { q, eps, gamma: index.k_norm, table };
-                    pooling.run(team.isa, cache, portion.slot, blocks, room);
-                }
+                let end = portion.position + portion.rows;
+                let blocks = portion.position / cache.block..end / cache.block;
+                let pooling = Pooling { q, eps, gamma: index_k_norm, table };
+                pooling.run(team.isa, cache, portion.slot, blocks, &mut floats.floats[..2 * di]);
             }
 
             for portion in &piece.portions {
                 let visible = portion.position + portion.rows;
-                let one = q.selected(visible) * 2 * kv + if di > 0 { visible / q.block * di } else { 0 };
+                let one = q.selected(cache.block, visible) * 2 * kv + visible / cache.block * di;
                 bytes += one * self.spec.kv.bytes();
             }
             let attention =
@@ -190,14 +165,6 @@ impl CpuBackend {
     }
 }
 
-/// The indexer's weights.
-struct Index<'a> {
-    q: Matrix<'a>,
-    k: Matrix<'a>,
-    q_norm: &'a [f32],
-    k_norm: &'a [f32],
-}
-
 dispatch! {
     /// Norms and rotates the first `gamma.len()` of every `stride` values of one row.
     fn norm_and_rotate(isa, stride: usize, gamma: &[f32], eps: f32, table: &[f32], row: &mut [f32]) {
@@ -216,7 +183,8 @@ impl Attention<'_> {
         let (q, group) = (self.q, self.group());
         let width = q.heads * q.head_dim;
         let rows = out.len() / width;
-        let keys = self.piece.portions.iter().map(|p| q.selected(p.position + p.rows)).max().unwrap_or(0);
+        let ends = self.piece.portions.iter().map(|p| p.position + p.rows);
+        let keys = ends.map(|end| q.selected(self.cache.block, end)).max().unwrap_or(0);
         let work = keys * width * 8;
         if rows >= 2 * team.threads() || team.tasks(rows * work) == 1 {
             let grain = team.grain(rows, work);
@@ -229,7 +197,7 @@ impl Attention<'_> {
             return;
         }
         // Few rows: the tasks are their key/value heads and chunks.
-        let choice = floats.take(select::floats(q, self.context));
+        let choice = floats.take(select::floats(q, self.cache.block, self.context));
         for (row, out) in out.chunks_exact_mut(width).enumerate() {
             let (slot, keys) = self.keys(team, row, choice);
             let (query, chunks) = (self.query(row), keys.len().div_ceil(CHUNK));
@@ -251,7 +219,7 @@ impl Attention<'_> {
     /// Attends one row, alone.
     fn row(&self, team: Team<'_>, row: usize, mut scratch: Scratch<'_>, out: &mut [f32]) {
         let (q, group) = (self.q, self.group());
-        let choice = scratch.take(select::floats(q, self.context));
+        let choice = scratch.take(select::floats(q, self.cache.block, self.context));
         let (room, acc, part) = (scratch.take(attend::floats(q)), scratch.take(group), scratch.take(group));
         let (slot, keys) = self.keys(team, row, choice);
         let query = self.query(row);
@@ -281,7 +249,7 @@ impl Attention<'_> {
     fn keys<'r>(&self, team: Team<'_>, row: usize, room: &'r mut [f32]) -> (usize, Keys<'r>) {
         let width = self.q.index_heads * self.q.index_dim;
         let (portion, position) = self.piece.position(row);
-        let index = self.index.get(row * width..(row + 1) * width).unwrap_or_default();
+        let index = &self.index[row * width..(row + 1) * width];
         (portion.slot, select::select(team, self.q, self.cache, portion.slot, position + 1, index, room))
     }
 

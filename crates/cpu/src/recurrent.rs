@@ -26,7 +26,7 @@ pub(crate) fn strips(shape: &GdnShape) -> usize {
 
 /// Floats of one version of one sequence's columns.
 fn column_floats(shape: &GdnShape) -> usize {
-    shape.value_heads * strips(shape) * STRIP * shape.key_dim
+    shape.state_floats() / shape.value_dim * strips(shape) * STRIP
 }
 
 /// Rows that a causal convolution looks back at: `[sequences][version][rows][width]`, oldest row first.
@@ -116,17 +116,11 @@ pub(crate) struct Recurrent {
 }
 
 impl Recurrent {
-    /// Floats of one version of one sequence's, as they lie: GDN columns, GDN history, n-gram history.
+    /// Floats of one version of one sequence's, as they lie: GDN columns in whole strips, GDN history, n-gram history.
     pub(crate) fn floats(spec: &Spec, index: usize) -> [usize; 3] {
         let layer = &spec.layers[index];
-        let gdn = spec.shape.gdn.as_ref().filter(|_| layer.gdn);
-        let ngram = spec.shape.ngram.as_ref().filter(|_| layer.ngram);
-        let wide = spec.shape.streams * spec.shape.hidden;
-        [
-            gdn.map_or(0, column_floats),
-            gdn.map_or(0, GdnShape::conv_floats),
-            ngram.map_or(0, |n| n.history() * wide),
-        ]
+        let [_, conv, ngram] = spec.recurrent_floats(layer);
+        [spec.shape.gdn.as_ref().filter(|_| layer.gdn).map_or(0, column_floats), conv, ngram]
     }
 
     /// Over memory of `2 * sequences` times these floats.

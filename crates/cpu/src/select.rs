@@ -36,14 +36,14 @@ impl Keys<'_> {
 }
 
 /// Whether a query that sees `visible` tokens chooses among them.
-pub(crate) fn chooses(q: &QsaShape, visible: usize) -> bool {
-    q.block > 0 && visible / q.block > q.budget / q.block
+fn chooses(q: &QsaShape, block: usize, visible: usize) -> bool {
+    visible / block > q.budget / block
 }
 
-/// Floats of the room that [`select`] needs in a context.
-pub(crate) fn floats(q: &QsaShape, context: usize) -> usize {
-    let blocks = context.checked_div(q.block).unwrap_or(0);
-    blocks.next_multiple_of(STRIP) + 2 * blocks + q.budget + q.block + 32
+/// Floats of the room that [`select`] needs in a context, where `block` tokens make a block.
+pub(crate) fn floats(q: &QsaShape, block: usize, context: usize) -> usize {
+    let blocks = context / block;
+    blocks.next_multiple_of(STRIP) + 2 * blocks + q.budget + block + 32
 }
 
 /// How block keys are pooled.
@@ -65,16 +65,16 @@ impl Pooling<'_> {
         blocks: Range<usize>,
         room: &mut [f32],
     ) {
-        let q = self.q;
+        let (q, tokens) = (self.q, cache.block);
         let (mean, key) = room.split_at_mut(q.index_dim);
         for block in blocks {
-            let first = block * q.block;
+            let first = block * tokens;
             mean.fill(0.0);
-            for position in first..first + q.block {
+            for position in first..first + tokens {
                 cache.raw.get(isa, cache.raw_at(slot, position), key);
                 mean.iter_mut().zip(&*key).for_each(|(mean, key)| *mean += key);
             }
-            mean.iter_mut().for_each(|mean| *mean /= q.block as f32);
+            mean.iter_mut().for_each(|mean| *mean /= tokens as f32);
             pooled_key(isa, mean, self.gamma, self.eps, &self.table[first * q.rotary..][..q.rotary], key);
             cache.put_pooled(slot, block, key);
         }
@@ -98,10 +98,11 @@ pub(crate) fn select<'r>(
     queries: &[f32],
     room: &'r mut [f32],
 ) -> Keys<'r> {
-    if !chooses(q, visible) {
+    let tokens = cache.block;
+    if !chooses(q, tokens, visible) {
         return Keys::All(visible);
     }
-    let (blocks, kept) = (visible / q.block, q.budget / q.block);
+    let (blocks, kept) = (visible / tokens, q.budget / tokens);
     let (scores, rest) = room.split_at_mut(blocks.next_multiple_of(STRIP));
     let (ranks, positions) = rest.split_at_mut((2 * blocks).next_multiple_of(16));
     // The last strip's places beyond the last block get a score too, which is not looked at.
@@ -117,12 +118,12 @@ pub(crate) fn select<'r>(
     let positions: &mut [u32] = bytemuck::cast_slice_mut(positions);
     let mut count = 0;
     for block in choose(&scores[..blocks], kept, ranks) {
-        for (i, to) in positions[count..count + q.block].iter_mut().enumerate() {
-            *to = (block * q.block + i) as u32;
+        for (i, to) in positions[count..count + tokens].iter_mut().enumerate() {
+            *to = (block * tokens + i) as u32;
         }
-        count += q.block;
+        count += tokens;
     }
-    for position in blocks * q.block..visible {
+    for position in blocks * tokens..visible {
         positions[count] = position as u32;
         count += 1;
     }

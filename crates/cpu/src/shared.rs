@@ -14,9 +14,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use strata_quant::{Activations, Columns, Isa, Matrix, Out, matmul};
-use strata_topology::{Pool, Step};
+use strata_topology::Pool;
 
-use crate::bench::{Bench, Scratch, Team};
+use crate::bench::{Bench, Scratch};
 
 /// Memory cut into one part per task.
 ///
@@ -81,11 +81,7 @@ unsafe impl<T: Send> Sync for Grid<'_, T> {}
 impl<'a, T> Grid<'a, T> {
     /// Bands of `grain` rows of `width` elements, over all columns.
     pub(crate) fn rows(data: &'a mut [T], width: usize, grain: usize) -> Self {
-        Self::rows_of(data, data.len() / width.max(1), width, grain)
-    }
-
-    /// As [`Grid::rows`], but with so many rows also where they have no columns.
-    pub(crate) fn rows_of(data: &'a mut [T], rows: usize, width: usize, grain: usize) -> Self {
+        let rows = data.len() / width.max(1);
         assert!(
             rows * width == data.len() && grain > 0,
             "{} elements are not {rows} rows of {width}",
@@ -382,41 +378,6 @@ unsafe fn product(isa: Isa, job: &Job<'_>, rows: Range<usize>, input: Input<'_>)
         let out = unsafe { Out::shared(job.start.add(at), job.len - at, job.stride) };
         matmul(isa, job.w, rows.clone(), Columns::Quantised(acts), out);
         column += acts.cols();
-    }
-}
-
-/// A pool with what it computes by, and the step that is running on it (see [`Pool::step`]).
-pub(crate) struct Crew {
-    /// Borrows `pool`; first, so that it is dropped first.
-    step: Option<Step<'static>>,
-    pool: Box<Pool>,
-    isa: Isa,
-    grain: usize,
-}
-
-impl Crew {
-    /// No step is running.
-    pub(crate) fn new(pool: Pool, isa: Isa, grain: usize) -> Crew {
-        Crew { step: None, pool: Box::new(pool), isa, grain }
-    }
-
-    /// Everyone.
-    pub(crate) fn team(&self) -> Team<'_> {
-        Team { pool: Some(&self.pool), isa: self.isa, grain: self.grain }
-    }
-
-    /// Begins a step, unless one is running.
-    pub(crate) fn begin(&mut self) {
-        if self.step.is_none() {
-            // SAFETY: the step borrows the pool, which is boxed, is never replaced, and lives until after the step: fields
-            // are dropped in order, and the step never leaves this struct.
-            self.step = Some(unsafe { std::mem::transmute::<Step<'_>, Step<'static>>(self.pool.step()) });
-        }
-    }
-
-    /// Ends the step, if one is running.
-    pub(crate) fn end(&mut self) {
-        self.step = None;
     }
 }
 

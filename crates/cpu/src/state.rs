@@ -72,9 +72,13 @@ impl LayerMemory {
             gdn_floats: floats[0] + floats[1],
             floats: floats.iter().sum(),
             recurrent: Recurrent::new(spec, index, blocks),
-            cache: regions.cache.as_ref().map(|regions| Cache::new(spec, regions, arena)).transpose()?,
+            cache: regions
+                .cache
+                .as_ref()
+                .map(|regions| Cache::new(spec, index, regions, arena))
+                .transpose()?,
             checkpoints,
-            value_bytes: spec.recurrent_floats(&spec.layers[index]) * size_of::<f32>(),
+            value_bytes: spec.recurrent_floats(&spec.layers[index]).iter().sum::<usize>() * size_of::<f32>(),
         })
     }
 

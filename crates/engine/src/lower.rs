@@ -11,7 +11,7 @@ use strata_backend::{
 use strata_gguf::{Mapping, TensorInfo};
 use strata_model::roles::{self, GateUp};
 use strata_model::{LayerKind, Model, TensorRef};
-use strata_quant::Format;
+use strata_quant::{Format, dequantise};
 use strata_residency::{Bytes, LayerError, LayerSource, Tensor};
 
 use crate::config::EngineConfig;
@@ -85,14 +85,22 @@ pub(crate) fn lower(model: &Model, config: &EngineConfig) -> Result<Lowered, Eng
         trunk.layers.iter().enumerate().map(|(at, layer)| lowering.layer(at, layer)).collect();
     let layers = layers?;
     let draft = draft.map(|draft| lowering.draft(draft, layers.len(), embed, output)).transpose()?;
-    let states = layers.iter().chain(draft.as_ref().map(|d| &d.layer)).map(|layer| LayerState {
-        gdn: matches!(layer.mixing, Mixing::Gdn(_)),
-        qsa: matches!(layer.mixing, Mixing::Qsa(_)),
-        ngram: layer.ngram.is_some(),
-    });
+    let mut states: Vec<LayerState> = layers
+        .iter()
+        .zip(&model.hyper.layers)
+        .map(|(layer, &kind)| {
+            let (gdn, qsa) = match kind {
+                LayerKind::Gdn => (true, None),
+                LayerKind::Qsa { ratio } => (false, Some(ratio)),
+            };
+            LayerState { gdn, qsa, ngram: layer.ngram.is_some() }
+        })
+        .collect();
+    let ratio = model.hyper.draft.filter(|_| config.draft).map(|draft| draft.ratio);
+    states.extend(ratio.map(|ratio| LayerState { gdn: false, qsa: Some(ratio), ngram: false }));
     Ok(Lowered {
-        states: states.collect(),
-        shape: shape(model, config.draft)?,
+        shape: shape(model, &states),
+        states,
         graph: Graph { embed, layers, head_mixer, output, draft },
         weights: lowering.weights,
         experts: lowering.experts,
@@ -100,34 +108,22 @@ pub(crate) fn lower(model: &Model, config: &EngineConfig) -> Result<Lowered, Eng
 }
 
 /// The geometry that ops see.
-fn shape(model: &Model, draft: bool) -> Result<Shape, EngineError> {
+fn shape(model: &Model, states: &[LayerState]) -> Shape {
     let h = &model.hyper;
-    let ratio = |kind: &LayerKind| match kind {
-        LayerKind::Gdn => None,
-        LayerKind::Qsa { ratio } => Some(*ratio),
-    };
-    let mut ratios: Vec<usize> = h.layers.iter().filter_map(ratio).collect();
-    ratios.extend(h.draft.filter(|_| draft).map(|draft| draft.ratio));
-    let block = ratios.first().copied().unwrap_or(0);
-    if ratios.iter().any(|&ratio| ratio != block) {
-        let what = "its attention layers have different compress ratios, which can't be run";
-        return Err(EngineError::Config(format!("{}: {what}", model.gguf.path().display())));
-    }
-    let any = |recurrent: bool| h.layers.iter().any(|kind| matches!(kind, LayerKind::Gdn) == recurrent);
-    Ok(Shape {
+    Shape {
         hidden: h.width,
         streams: h.streams,
         mixer_rank: h.mixer_rank,
         vocab: h.vocab,
         norm_eps: h.norm_eps,
-        gdn: any(true).then_some(GdnShape {
+        gdn: states.iter().any(|state| state.gdn).then_some(GdnShape {
             key_heads: h.gdn.key_heads,
             value_heads: h.gdn.value_heads,
             key_dim: h.gdn.key_dim,
             value_dim: h.gdn.value_dim,
             conv_kernel: h.gdn.conv_kernel,
         }),
-        qsa: (any(false) || draft).then_some(QsaShape {
+        qsa: states.iter().any(|state| state.qsa.is_some()).then_some(QsaShape {
             heads: h.attention.heads,
             kv_heads: h.attention.kv_heads,
             head_dim: h.attention.head_dim,
@@ -136,7 +132,6 @@ fn shape(model: &Model, draft: bool) -> Result<Shape, EngineError> {
             index_heads: h.indexer.heads,
             index_dim: h.indexer.dim,
             budget: h.indexer.budget,
-            block,
         }),
         moe: MoeShape {
             experts: h.moe.experts,
@@ -150,7 +145,7 @@ fn shape(model: &Model, draft: bool) -> Result<Shape, EngineError> {
             conv_kernel: ple.conv_kernel,
             dilation: ple.ngram_size,
         }),
-    })
+    }
 }
 
 struct Lowering<'m> {
@@ -172,19 +167,30 @@ impl Lowering<'_> {
 
     /// The scale of a whole tensor.
     fn scale(&self, index: usize) -> Result<f32, EngineError> {
-        let mut bytes = [0; 4];
-        self.model.gguf.read_at(&self.model.gguf.tensors()[index], 0, &mut bytes)?;
-        Ok(f32::from_le_bytes(bytes))
+        let tensor = &self.model.gguf.tensors()[index];
+        let (mut bytes, mut scale) = (vec![0; tensor.bytes as usize], [0.0]);
+        self.model.gguf.read_at(tensor, 0, &mut bytes)?;
+        dequantise(self.format(index)?, &bytes, &mut scale);
+        Ok(scale[0])
     }
 
-    /// The scales of a tensor's experts, as a vector.
-    fn scales(&mut self, tensor: &TensorRef) -> Option<Weight> {
-        let index = tensor.scale?;
-        let name = self.model.gguf.tensors()[index].name.clone();
-        let bytes = self.bytes(index);
-        let k = tensor.experts;
-        self.weights.push(WeightData { name, format: Format::F32, rows: 1, k, bytes, scale: None });
-        Some(Weight(self.weights.len() as u32 - 1))
+    /// The scales of a tensor's experts, as a vector: files have one for all, or one for each.
+    fn scales(&mut self, tensor: &TensorRef) -> Result<Option<Weight>, EngineError> {
+        let Some(index) = tensor.scale else { return Ok(None) };
+        let (TensorInfo { name, shape, .. }, k) = (self.model.gguf.tensors()[index].clone(), tensor.experts);
+        let (format, bytes) = match shape.iter().product::<u64>() {
+            1 => (Format::F32, Bytes::from(self.scale(index)?.to_le_bytes().repeat(k))),
+            _ => (self.format(index)?, self.bytes(index)),
+        };
+        self.weights.push(WeightData { name, format, rows: 1, k, bytes, scale: None });
+        Ok(Some(Weight(self.weights.len() as u32 - 1)))
+    }
+
+    /// How the tensor at `index` is stored.
+    fn format(&self, index: usize) -> Result<Format, EngineError> {
+        let TensorInfo { name, ty, .. } = &self.model.gguf.tensors()[index];
+        let path = self.model.gguf.path().display();
+        Format::try_from(*ty).map_err(|why| EngineError::Config(format!("{path}: tensor `{name}`: {why}")))
     }
 
     fn bytes(&self, index: usize) -> Bytes {
@@ -204,8 +210,8 @@ impl Lowering<'_> {
     fn layer(&mut self, at: usize, layer: &roles::Layer) -> Result<LayerGraph, EngineError> {
         let ngram = match (&layer.ple, self.model.hyper.ple_slot(at), &self.model.trunk.ngram_table) {
             (Some(ple), Some(block), Some(table)) => {
-                let format = table.format;
-                Some(Ngram { weights: self.ngram(ple)?, format, block })
+                let scale = table.scale.map(|scale| self.scale(scale)).transpose()?;
+                Some(Ngram { weights: self.ngram(ple)?, format: table.format, scale, block })
             }
             _ => None,
         };
@@ -257,12 +263,10 @@ impl Lowering<'_> {
             out: self.weight(&qsa.output)?,
             q_norm: self.weight(&qsa.q_norm)?,
             k_norm: self.weight(&qsa.k_norm)?,
-            index: Some([
-                self.weight(&qsa.index_q)?,
-                self.weight(&qsa.index_k)?,
-                self.weight(&qsa.index_q_norm)?,
-                self.weight(&qsa.index_k_norm)?,
-            ]),
+            index_q: self.weight(&qsa.index_q)?,
+            index_k: self.weight(&qsa.index_k)?,
+            index_q_norm: self.weight(&qsa.index_q_norm)?,
+            index_k_norm: self.weight(&qsa.index_k_norm)?,
         })
     }
 
@@ -297,7 +301,7 @@ impl Lowering<'_> {
             gate: gate.format,
             up: up.format,
             down: moe.down.format,
-            scales: [self.scales(gate), self.scales(up), self.scales(&moe.down)],
+            scales: [self.scales(gate)?, self.scales(up)?, self.scales(&moe.down)?],
         })
     }
 

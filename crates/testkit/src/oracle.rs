@@ -153,7 +153,7 @@ pub struct Qsa {
     pub index_heads: usize,
     /// Tokens to select by blocks.
     pub budget: usize,
-    /// Tokens per block; 0 for dense attention.
+    /// Tokens per block.
     pub block: usize,
     /// `[heads * 2 * head_dim, D]`
     pub q: Rows,
@@ -192,7 +192,7 @@ impl Qsa {
     /// Which positions the query at `position` attends to.
     fn selected(&self, u: &Rows, position: usize, eps: f64) -> Vec<usize> {
         let visible = position + 1;
-        if self.block == 0 || visible / self.block <= self.budget / self.block {
+        if visible / self.block <= self.budget / self.block {
             return (0..visible).collect();
         }
         let dim = self.index_k_norm.len();

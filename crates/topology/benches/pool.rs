@@ -24,7 +24,7 @@ fn pool(threads: usize) -> Pool {
 #[divan::bench(args = THREADS, sample_count = 2000, sample_size = 20)]
 fn empty_region_hot(bencher: Bencher, threads: usize) {
     let pool = pool(threads);
-    let _step = pool.step();
+    pool.begin_step();
     bencher.bench_local(|| pool.run(threads, &|task, worker| _ = black_box((task, worker))));
 }
 
@@ -33,7 +33,7 @@ fn empty_region_hot(bencher: Bencher, threads: usize) {
 #[divan::bench(args = THREADS, sample_count = 2000, sample_size = 20)]
 fn everyone_there_hot(bencher: Bencher, threads: usize) {
     let pool = pool(threads);
-    let _step = pool.step();
+    pool.begin_step();
     bencher.bench_local(|| everyone_there(&pool));
 }
 
@@ -58,7 +58,7 @@ fn everyone_there(pool: &Pool) {
 #[divan::bench(args = THREADS, sample_count = 2000, sample_size = 20)]
 fn empty_region_of_16_hot(bencher: Bencher, threads: usize) {
     let pool = pool(threads);
-    let _step = pool.step();
+    pool.begin_step();
     bencher.bench_local(|| pool.run(16, &|task, worker| _ = black_box((task, worker))));
 }
 
@@ -67,7 +67,7 @@ fn empty_region_of_16_hot(bencher: Bencher, threads: usize) {
 fn busy_region_hot(bencher: Bencher, threads: usize) {
     let pool = pool(threads);
     let sink = AtomicU64::new(0);
-    let _step = pool.step();
+    pool.begin_step();
     bencher.bench_local(|| {
         pool.run(threads, &|task, _| {
             let sum = (0..2000u64).fold(task as u64, |sum, i| black_box(sum ^ i));

@@ -1,7 +1,7 @@
 //! The machine as one value: CPUs, cores, caches, NUMA nodes, kinds, the starting mask and the limits.
 //!
 //! Owns reading and reconciling them; what to do with them is `roles`'. A [`Topology`] is read once and never
-//! changes; it can be made from any [`SysTree`], so every decision that rests on it is tested on machines
+//! changes; it can be made from any `SysTree`, so every decision that rests on it is tested on machines
 //! nobody here has.
 //!
 //! Invariants: at least one CPU; [`Topology::allowed`] is not empty and every CPU in it is in
@@ -100,7 +100,8 @@ impl Topology {
     }
 
     /// The machine and process that a tree describes. Needs no file in particular, see [`Topology::notes`].
-    pub fn from_tree(tree: &dyn SysTree) -> Self {
+    #[cfg(test)]
+    pub(crate) fn from_tree(tree: &dyn SysTree) -> Self {
         Self::build(tree, None)
     }
 
@@ -170,8 +171,8 @@ impl Topology {
         settle_nodes(tree, &mut cpus);
         settle_kinds(tree, &mut cpus);
         let memory = MemoryLimits::read(tree, cgroups.memory());
-        if memory.total.is_none() {
-            notes.push("the system does not tell how much memory it has".to_owned());
+        if memory.usable().is_none() {
+            notes.push("the system does not tell how much memory there is: no limit is known".to_owned());
         }
         Self { cpus, allowed, quota: cgroups.quota(), memory, notes }
     }

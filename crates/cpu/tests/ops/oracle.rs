@@ -3,7 +3,7 @@
 //! In F32 the tolerance is that of f32 arithmetic. With Q8_0 weights the oracle has the decoded weights but activations that
 //! aren't quantised, so the tolerance is that of 8-bit activations; the products themselves are tested bit for bit elsewhere.
 
-use strata_backend::{KvFormat, Op, QsaShape};
+use strata_backend::{KvFormat, Layer, Op, QsaShape};
 use strata_quant::Format;
 use strata_testkit::oracle::{self, Rows, rows};
 
@@ -129,9 +129,8 @@ fn gated_delta_net() {
     }
 }
 
-fn qsa(rig: &Rig) -> oracle::Qsa {
+fn qsa(rig: &Rig, layer: Layer) -> oracle::Qsa {
     let (q, w) = (rig.recipe.shape.qsa.clone().unwrap(), rig.qsa);
-    let [iq, ik, iqn, ikn] = w.index.map_or([rig.table; 4], |index| index);
     oracle::Qsa {
         heads: q.heads,
         kv_heads: q.kv_heads,
@@ -140,26 +139,28 @@ fn qsa(rig: &Rig) -> oracle::Qsa {
         rope_base: f64::from(q.rope_base),
         index_heads: q.index_heads,
         budget: q.budget,
-        block: q.block,
+        block: rig.spec.layers[usize::from(layer.0)].qsa.unwrap(),
         q: rig.rows(w.q),
         k: rig.rows(w.k),
         v: rig.rows(w.v),
         out: rig.rows(w.out),
         q_norm: rig.vector(w.q_norm),
         k_norm: rig.vector(w.k_norm),
-        index_q: rig.rows(iq),
-        index_k: rig.rows(ik),
-        index_q_norm: rig.vector(iqn),
-        index_k_norm: rig.vector(ikn),
+        index_q: rig.rows(w.index_q),
+        index_k: rig.rows(w.index_k),
+        index_q_norm: rig.vector(w.index_q_norm),
+        index_k_norm: rig.vector(w.index_k_norm),
     }
 }
 
-/// Sparse from the budget on: the odd shape has 12 of 90 tokens to select in blocks of 2. In F32 only: rounding elsewhere may
+/// Sparse from the budget on: the odd shape has 12 of 90 tokens to select in blocks of 2, or of 1 in the other layer. In F32 only: rounding elsewhere may
 /// choose another block, and then nothing is near.
 #[test]
 fn sparse_attention() {
     for recipe in [odd(), Recipe { threads: 1, seed: 7, ..odd() }, Recipe { format: Format::F32, ..even() }] {
-        attention(recipe, 2e-5);
+        for layer in [QSA, DRAFT] {
+            attention(recipe.clone(), layer, 2e-5);
+        }
     }
 }
 
@@ -169,41 +170,41 @@ fn attention_in_other_formats() {
     for (recipe, tolerance) in [(odd(), 5e-3), (even(), 0.15)] {
         let q = QsaShape { budget: 96, ..recipe.shape.qsa.clone().unwrap() };
         let shape = strata_backend::Shape { qsa: Some(q), ..recipe.shape.clone() };
-        attention(Recipe { shape, kv: KvFormat::F16, ..recipe }, tolerance);
+        attention(Recipe { shape, kv: KvFormat::F16, ..recipe }, QSA, tolerance);
     }
 }
 
-fn attention(recipe: Recipe, tolerance: f64) {
+fn attention(recipe: Recipe, layer: Layer, tolerance: f64) {
     let mut rig = Rig::new(recipe);
     let tokens = rig.tokens(90, 6);
     let window = window(2, 0, &tokens);
     rig.enter(&window);
-    rig.qsa(&window.spans);
+    rig.qsa(layer, &window.spans);
     let u = rows(&rig.read(U, 90), rig.recipe.shape.hidden);
-    check("qsa", &rig.read(Y, 90), &qsa(&rig).run(&u, EPS), tolerance);
+    check("qsa", &rig.read(Y, 90), &qsa(&rig, layer).run(&u, EPS), tolerance);
 }
 
-/// More keys than a chunk of 256, so that chunks merge; and no indexer, as in a file without one.
+/// More keys than a chunk of 256, so that chunks merge: all of them, or two thirds.
 #[test]
-fn dense_attention_over_several_chunks() {
-    for threads in [1, 2] {
+fn attention_over_several_chunks() {
+    for (threads, budget) in [(1, 700), (2, 700), (1, 400), (2, 400)] {
         let base = odd();
-        let q = QsaShape { block: 0, ..base.shape.qsa.clone().unwrap() };
+        let q = QsaShape { budget, ..base.shape.qsa.clone().unwrap() };
         let shape = strata_backend::Shape { qsa: Some(q), ..base.shape.clone() };
         let mut rig = Rig::new(Recipe { shape, context: 700, window: 600, threads, ..base });
         let tokens = rig.tokens(601, 6);
         let (first, last) = (window(2, 0, &tokens[..600]), window(2, 600, &tokens[600..]));
         rig.enter(&first);
-        rig.qsa(&first.spans);
+        rig.qsa(QSA, &first.spans);
         let mut u = rows(&rig.read(U, 600), 40);
         let mut y = rig.read(Y, 600);
         rig.backend.commit(&first.spans).unwrap();
         // One row alone takes the path whose tasks are heads and chunks.
         rig.enter(&last);
-        rig.qsa(&last.spans);
+        rig.qsa(QSA, &last.spans);
         u.extend(rows(&rig.read(U, 1), 40));
         y.extend(rig.read(Y, 1));
-        check("dense", &y, &qsa(&rig).run(&u, EPS), 2e-5);
+        check("chunks", &y, &qsa(&rig, QSA).run(&u, EPS), 2e-5);
     }
 }
 

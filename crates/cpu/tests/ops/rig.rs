@@ -39,6 +39,8 @@ impl Random {
 #[derive(Clone)]
 pub struct Recipe {
     pub shape: Shape,
+    /// Tokens of a block of the attention layer; the draft block's layer has half as many.
+    pub block: usize,
     /// Of the matrices that may be in a block format; the others are F32.
     pub format: Format,
     /// Of the experts' gate, up and down rows, if others.
@@ -73,11 +75,11 @@ pub fn odd() -> Recipe {
                 index_heads: 3,
                 index_dim: 12,
                 budget: 12,
-                block: 2,
             }),
             moe: MoeShape { experts: 7, used: 3, width: 24, shared_width: 18 },
             ngram: Some(NgramShape { heads: 4, row: 10, conv_kernel: 3, dilation: 2 }),
         },
+        block: 2,
         format: Format::F32,
         experts: None,
         kv: KvFormat::F32,
@@ -110,11 +112,11 @@ pub fn even() -> Recipe {
                 index_heads: 2,
                 index_dim: 32,
                 budget: 16,
-                block: 4,
             }),
             moe: MoeShape { experts: 8, used: 2, width: 32, shared_width: 32 },
             ngram: Some(NgramShape { heads: 2, row: 32, conv_kernel: 4, dilation: 3 }),
         },
+        block: 4,
         format: Format::Q8_0,
         ..odd()
     }
@@ -272,10 +274,10 @@ impl Rig {
             out: m.matrix(d, q.heads * q.head_dim),
             q_norm: m.gamma(q.head_dim),
             k_norm: m.gamma(q.head_dim),
-            index: (q.block > 0).then(|| {
-                let queries = m.float(q.index_heads * q.index_dim, d);
-                [queries, m.float(q.index_dim, d), m.gamma(q.index_dim), m.gamma(q.index_dim)]
-            }),
+            index_q: m.float(q.index_heads * q.index_dim, d),
+            index_k: m.float(q.index_dim, d),
+            index_q_norm: m.gamma(q.index_dim),
+            index_k_norm: m.gamma(q.index_dim),
         };
         let ngram = NgramWeights {
             key: m.matrix(wide, n.heads * n.row),
@@ -319,9 +321,9 @@ impl Rig {
         let spec = Spec {
             shape: shape.clone(),
             layers: vec![
-                LayerState { gdn: true, qsa: false, ngram: true },
-                LayerState { gdn: false, qsa: true, ngram: false },
-                LayerState { gdn: false, qsa: true, ngram: false },
+                LayerState { gdn: true, qsa: None, ngram: true },
+                LayerState { gdn: false, qsa: Some(recipe.block), ngram: false },
+                LayerState { gdn: false, qsa: Some(recipe.block / 2), ngram: false },
             ],
             sequences: recipe.sequences,
             checkpoints: 2,
@@ -419,8 +421,8 @@ impl Rig {
         self.submit(Op::Gdn { layer: GDN, weights: self.gdn, spans, u: U, y: Y });
     }
 
-    pub fn qsa(&mut self, spans: &[Span]) {
-        self.submit(Op::Qsa { layer: QSA, weights: self.qsa, spans, u: U, y: Y });
+    pub fn qsa(&mut self, layer: Layer, spans: &[Span]) {
+        self.submit(Op::Qsa { layer, weights: self.qsa, spans, u: U, y: Y });
     }
 
     pub fn moe(&mut self, rows: usize) {
@@ -436,23 +438,24 @@ impl Rig {
             layer: GDN,
             weights: self.ngram,
             format: self.recipe.format,
+            scale: None,
             table_rows: &bytes,
             spans: &window.spans,
             x: X,
         });
     }
 
-    /// Both layers and the head over a window, without commit: the logits of all rows.
+    /// All layers and the head over a window, without commit: the logits of all rows.
     pub fn forward(&mut self, window: &Window) -> Vec<f32> {
         let rows = window.rows();
         self.submit(Op::Embed { table: self.table, tokens: &window.tokens, x: X });
         self.ngram(window);
-        for layer in [GDN, QSA] {
+        for layer in [GDN, QSA, DRAFT] {
             self.submit(Op::MixerRead { weights: self.mixer, rows, x: X, u: U, inject: INJECT });
             if layer == GDN {
                 self.gdn(&window.spans)
             } else {
-                self.qsa(&window.spans)
+                self.qsa(layer, &window.spans)
             }
             self.submit(Op::MixerWrite { rows, y: Y, inject: INJECT, x: X });
             self.submit(Op::MixerRead { weights: self.mixer, rows, x: X, u: U, inject: INJECT });

@@ -45,11 +45,9 @@ fn a_commit_leaves_untouched_layers_alone() {
     rig.forward(&window(0, 20, &tokens[20..]));
     // ...and then the draft block alone runs and commits, over the tokens that the trunk has.
     rig.enter(&first);
-    let qsa = rig.qsa;
-    rig.submit(Op::Qsa { layer: DRAFT, weights: qsa, spans: &first.spans, u: U, y: Y });
+    rig.qsa(DRAFT, &first.spans);
     rig.backend.commit(&first.spans).unwrap();
-    let trunk =
-        rig.spec.recurrent_floats(&rig.spec.layers[0]) * 4 + rig.spec.cache_bytes(&rig.spec.layers[1], 20);
+    let trunk = rig.spec.state_bytes(&rig.spec.layers[0], 20) + rig.spec.state_bytes(&rig.spec.layers[1], 20);
     assert!(exported(&mut rig, 0, 20)[..trunk] == before[..trunk]);
 }
 
@@ -91,8 +89,8 @@ fn forks_checkpoints_and_bytes_carry_a_sequence() {
         rig.backend.checkpoint(SeqSlot(0), Checkpoint(0)).unwrap();
         let bytes = exported(&mut rig, 0, 31);
         assert!(exported(&mut rig, 1, 31) == bytes);
-        let size: usize = rig.spec.layers.iter().map(|l| rig.spec.cache_bytes(l, 31)).sum();
-        assert_eq!(bytes.len(), rig.spec.checkpoint_floats() * 4 + size);
+        let size: usize = rig.spec.layers.iter().map(|layer| rig.spec.state_bytes(layer, 31)).sum();
+        assert_eq!(bytes.len(), size);
 
         let next = rig.step(&window(0, 31, &tokens[31..]));
         assert!(rig.step(&window(1, 31, &tokens[31..])) == next, "fork");

@@ -49,6 +49,8 @@ pub struct Ngram {
     pub weights: NgramWeights,
     /// How its table's rows are stored.
     pub format: Format,
+    /// What the table's values are multiplied with, in files that scale whole tensors.
+    pub scale: Option<f32>,
     /// Which of the model's n-gram blocks it is: the first, the second...
     pub block: usize,
 }
@@ -161,8 +163,8 @@ impl LayerGraph {
     pub fn forward(&self, run: Run<'_>, submit: &mut Submit<'_>) -> Result<(), BackendError> {
         let Run { window, x, table_rows, work: Work { u, y, inject, .. } } = run;
         let (rows, spans, layer) = (window.rows(), window.spans.as_slice(), self.layer);
-        if let Some(Ngram { weights, format, block }) = self.ngram {
-            submit(&Op::Ngram { layer, weights, format, table_rows: &table_rows[block], spans, x })?;
+        if let Some(Ngram { weights, format, scale, block }) = self.ngram {
+            submit(&Op::Ngram { layer, weights, format, scale, table_rows: &table_rows[block], spans, x })?;
         }
         submit(&Op::MixerRead { weights: self.attn_mixer, rows, x, u, inject })?;
         submit(&match self.mixing {

@@ -1,9 +1,15 @@
 //! The engine over the CPU backend, against golden vectors and against itself.
 
 mod chat;
+#[allow(dead_code)]
+#[path = "../../../model/tests/model/copy.rs"]
+mod copy;
 mod eval;
 mod exactness;
 mod forms;
+mod geometries;
 mod golden;
 mod rig;
+mod scales;
 mod sequences;
+mod whole;

@@ -43,15 +43,6 @@ pub fn run(args: &EvalArgs, config: &Config, machine: &Machine) -> Result<(), Fa
         }
         error => error.into(),
     })?;
-    for model in [Some(&model), other.as_ref()].into_iter().flatten() {
-        let (file, most) = (model.gguf.path().display(), model.hyper.context);
-        if args.context > most {
-            let asked = args.context;
-            return Err(Failure::usage(format!(
-                "--context {asked} is more than the {most} tokens that {file} allows"
-            )));
-        }
-    }
     if let Some(other) = &other
         && encode(other)? != tokens
     {

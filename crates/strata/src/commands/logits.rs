@@ -27,15 +27,13 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
     drop(WholeFile::create(&args.out, true)?);
     let model = machine.open(&args.model)?;
     check_is_not_model(&args.out, &model.gguf)?;
-    let (vocab, most) = (model.hyper.vocab, model.hyper.context);
-    if ids.len() > most {
-        return Err(Failure::failed(format!(
-            "{} token ids don't fit the model's context of {most}",
-            ids.len()
-        )));
-    }
+    let vocab = model.hyper.vocab;
     let wanted = EngineConfig { context: Some(ids.len()), draft: args.mtp, ..config.engine.clone() };
-    let mut engine = machine.load(model, &wanted, config)?;
+    let mut engine = machine.load(model, &wanted, config).map_err(|failure| match failure {
+        // Too many ids are no flag's fault.
+        Failure::Usage(why) => Failure::failed(why),
+        failure => failure,
+    })?;
 
     let seq = engine.open()?;
     let canceller = engine.canceller(seq)?;

@@ -39,6 +39,7 @@ pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Fa
                 "file": plan.bytes(Place::File),
             },
             "limits": limits,
+            "notes": machine.notes(),
             "fits": fits.is_ok(),
             "crowded_out": crowded_out,
         }))?;
@@ -60,6 +61,7 @@ pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Fa
                 Bytes(plan.bytes(Place::Heap))
             );
         }
+        machine.notes().iter().for_each(|note| out += &format!("note: {note}\n"));
         if crowded_out > 0 {
             out += &format!(
                 "{} of the mapped file don't fit beside that and will be read from disk again and again\n",

@@ -2,7 +2,7 @@
 //!
 //! Owns the worker threads and the rule for spinning; the protocol between them is `regions`. Does not know
 //! what a task is. A *region* is a number of tasks over one closure; its caller takes part as worker 0 and
-//! gets on when every task has returned. A *step* ([`Pool::step`]) is a stretch of regions that follow each
+//! gets on when every task has returned. A *step* ([`Pool::begin_step`]) is a stretch of regions that follow each
 //! other closely, such as one decode step.
 //!
 //! Invariant (the project's promise that no thread spins while it waits): a thread of the pool spins only
@@ -57,11 +57,6 @@ pub struct Pool {
     workers: Vec<JoinHandle<()>>,
     spin: Duration,
 }
-
-/// A running step of a [`Pool`]: while it lives, waiting threads may spin for [`Pool::SPIN_LIMIT`] before
-/// they sleep.
-#[must_use = "the step ends when this is dropped"]
-pub struct Step<'p>(&'p Pool);
 
 impl Pool {
     /// The longest that a thread spins at a time, and only inside a step.
@@ -129,18 +124,16 @@ impl Pool {
         });
     }
 
-    /// Begins a step: until the guard is dropped, threads that wait for the next region may spin a little
-    /// first. Hold it over regions that follow each other closely, never over a wait for a client, a disk or
-    /// a device.
-    pub fn step(&self) -> Step<'_> {
+    /// Begins a step, unless one is running: until [`Pool::end_step`], threads that wait for the next region may
+    /// spin for [`Pool::SPIN_LIMIT`] first. For regions that follow each other closely, never over a wait for a
+    /// client, a disk or a device.
+    pub fn begin_step(&self) {
         self.regions.begin_step();
-        Step(self)
     }
-}
 
-impl Drop for Step<'_> {
-    fn drop(&mut self) {
-        self.0.regions.end_step();
+    /// Ends the step: who waits, sleeps.
+    pub fn end_step(&self) {
+        self.regions.end_step();
     }
 }
 

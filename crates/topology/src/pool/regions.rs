@@ -74,8 +74,8 @@ struct Line<T>(T);
 /// What a caller writes and workers watch: one cache line.
 struct Front {
     epoch: Futex,
-    /// How many steps are running: workers may spin while there is one.
-    stepping: AtomicU32,
+    /// Whether a step is running: workers may spin while it is.
+    stepping: AtomicBool,
     claim: AtomicU64,
     job: Job,
     stop: AtomicBool,
@@ -107,7 +107,7 @@ impl<V: Variant> Regions<V> {
         Self {
             front: Line(Front {
                 epoch: Futex::new(0),
-                stepping: AtomicU32::new(0),
+                stepping: AtomicBool::new(false),
                 claim: AtomicU64::new(0),
                 job: Job::new(),
                 stop: AtomicBool::new(false),
@@ -202,17 +202,17 @@ impl<V: Variant> Regions<V> {
 
     /// A step begins: workers may spin between its regions.
     pub(super) fn begin_step(&self) {
-        self.front.0.stepping.fetch_add(1, Ordering::Relaxed);
+        self.front.0.stepping.store(true, Ordering::Relaxed);
     }
 
     /// A step ends: workers stop spinning at once.
     pub(super) fn end_step(&self) {
-        self.front.0.stepping.fetch_sub(1, Ordering::Relaxed);
+        self.front.0.stepping.store(false, Ordering::Relaxed);
     }
 
     /// Whether a step is running.
     pub(super) fn stepping(&self) -> bool {
-        self.front.0.stepping.load(Ordering::Relaxed) != 0
+        self.front.0.stepping.load(Ordering::Relaxed)
     }
 
     /// A task of the current region, if there is one that nobody owns.

@@ -12,7 +12,7 @@ fn pool(threads: usize) -> Pool {
 fn every_task_runs_once() {
     for threads in [1, 2, 3, 7] {
         let pool = pool(threads);
-        let _step = pool.step();
+        pool.begin_step();
         for tasks in (0..40).chain([1000]).cycle().take(400) {
             let ran: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
             pool.run(tasks, &|task, worker| {
@@ -50,9 +50,10 @@ fn worker_numbers_are_exclusive() {
     };
     for _ in 0..200 {
         pool.run(23, &task);
-        let _step = pool.step();
+        pool.begin_step();
         pool.run(23, &task);
         pool.run(3, &task);
+        pool.end_step();
     }
 }
 
@@ -135,8 +136,9 @@ fn callers_take_turns() {
             s.spawn(|| {
                 for _ in 0..100 {
                     let pool = pool.lock().unwrap();
-                    let _step = pool.step();
+                    pool.begin_step();
                     pool.run(5, &|_, _| _ = ran.fetch_add(1, Ordering::Relaxed));
+                    pool.end_step();
                 }
             });
         }
@@ -186,13 +188,15 @@ fn waiting_workers_use_no_cpu() {
     let worker = worker.into_inner().unwrap();
     let pause = std::time::Duration::from_millis(200);
     for in_step in [false, true] {
-        let step = in_step.then(|| pool.step());
+        if in_step {
+            pool.begin_step();
+        }
         (0..20).for_each(|_| pool.run(2, &|_, _| {}));
         let before = ticks(&worker);
         std::thread::sleep(pause);
         let used = ticks(&worker) - before;
         assert!(used <= 2, "{used} ticks of 10 ms in {pause:?}, in a step: {in_step}");
-        drop(step);
+        pool.end_step();
     }
 }
 
