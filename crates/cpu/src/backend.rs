@@ -10,7 +10,7 @@ use strata_backend::{
 use strata_plan::{Arena, Block, Plan};
 use strata_quant::{Activations, Isa};
 use strata_residency::{ExpertStore, LayerSource};
-use strata_topology::Pool;
+use strata_topology::{Assignment, Pool};
 
 use crate::bench::{Bench, Crew, GRAIN, MOST_STREAMS, TILE};
 use crate::buffers::Buffers;
@@ -27,18 +27,22 @@ use crate::weights::Weights;
 use crate::failed;
 
 /// The CPU, not yet built into a backend: which threads compute, with which instructions.
-pub struct Cpu(Crew);
+pub struct Cpu {
+    assignment: Assignment,
+    isa: Isa,
+    grain: usize,
+}
 
 impl Cpu {
-    /// A backend-to-be on `pool`, with the kernels of `isa`.
-    pub fn new(pool: Pool, isa: Isa) -> Cpu {
-        Cpu(Crew { pool, isa, grain: GRAIN })
+    /// A backend-to-be on the threads of `assignment`, which start when it is built, with the kernels of `isa`.
+    pub fn new(assignment: Assignment, isa: Isa) -> Cpu {
+        Cpu { assignment, isa, grain: GRAIN }
     }
 
     /// Another least amount of work that is worth another task, in multiply-adds. Changes the speed, never the bits; tests use
     /// 1, so that small shapes are shared among threads too.
     pub fn with_grain(self, grain: usize) -> Cpu {
-        Cpu(Crew { grain: grain.max(1), ..self.0 })
+        Cpu { grain: grain.max(1), ..self }
     }
 }
 
@@ -52,7 +56,7 @@ impl Build for Cpu {
         _: &[(u16, LayerSource)],
         plan: &mut Plan,
     ) -> Described {
-        memory::describe(spec, weights, self.0.pool.threads(), plan)
+        memory::describe(spec, weights, self.assignment.threads(), plan)
     }
 
     fn build(
@@ -68,7 +72,7 @@ impl Build for Cpu {
 }
 
 /// Computes ops on the CPU. Made by [`Cpu`]. An op is done when `submit` returns.
-pub struct CpuBackend {
+pub(crate) struct CpuBackend {
     pub(crate) spec: Spec,
     pub(crate) crew: Crew,
     pub(crate) weights: Weights,
@@ -89,7 +93,7 @@ pub struct CpuBackend {
 
 impl CpuBackend {
     fn new(
-        Cpu(crew): Cpu,
+        cpu: Cpu,
         spec: Spec,
         described: Described,
         arena: &mut Arena,
@@ -119,6 +123,8 @@ impl CpuBackend {
             unit_count: 0,
         };
         let state = State::new(&spec, &described.layers, arena)?;
+        let crew =
+            Crew { pool: Pool::with(&cpu.assignment).map_err(failed)?, isa: cpu.isa, grain: cpu.grain };
         let team = crew.team();
         if let Some(q) = spec.shape.qsa.as_ref().filter(|q| q.rotary > 0) {
             let grain = spec.context.div_ceil(64 * team.threads()).max(1);
@@ -322,7 +328,7 @@ mod tests {
     }
 
     fn build(spec: Spec) -> Result<(CpuBackend, usize, usize), BackendError> {
-        let cpu = Cpu::new(Pool::new(&Topology::read(), 2).unwrap(), Isa::Scalar);
+        let cpu = Cpu::new(Topology::read().assign(Some(2)).unwrap(), Isa::Scalar);
         let mut plan = Plan::new();
         let described = cpu.describe(&spec, &[], &[], &mut plan);
         let mut arena = Arena::new(&plan).unwrap();

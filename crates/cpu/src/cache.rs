@@ -28,7 +28,7 @@ impl CacheRegions {
         let (q, _) = attention(spec, layer)?;
         let mut region = |name: &str, each: usize| {
             let bytes = each.saturating_mul(spec.sequences).saturating_mul(spec.kv.bytes());
-            plan.heap(Category::Cache, format!("layer {index} {name}"), bytes)
+            plan.heap(Category::Cache, (index, name), bytes)
         };
         let [keys, values, raw, pooled] = spec.cached(layer, spec.context);
         Some(CacheRegions {

@@ -40,7 +40,7 @@ mod strip;
 mod taps;
 mod weights;
 
-pub use backend::{Cpu, CpuBackend};
+pub use backend::Cpu;
 pub use memory::Described;
 
 use strata_backend::BackendError;

@@ -32,7 +32,7 @@ impl LayerRegions {
         let one = gdn + conv + ngram;
         let mut region = |name: &str, floats: usize, copies: usize| {
             let bytes = floats.saturating_mul(copies).saturating_mul(size_of::<f32>());
-            plan.heap(Category::Recurrent, format!("layer {index} {name}"), bytes)
+            plan.heap(Category::Recurrent, (index, name), bytes)
         };
         LayerRegions {
             gdn: region("gdn state", gdn, both),

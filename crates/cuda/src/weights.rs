@@ -48,9 +48,18 @@ pub(crate) struct Slots {
 /// Regions of all weights.
 pub(crate) struct WeightRegions {
     dense: Vec<[Region; 3]>,
-    experts: Vec<(u16, Region)>,
+    experts: Vec<ExpertRegion>,
     table: Region,
     experts_of_layer: usize,
+}
+
+/// A layer's slots.
+struct ExpertRegion {
+    layer: u16,
+    experts: u16,
+    region: Region,
+    /// Offsets of the up and down rows in a slot, and the slot's length.
+    slot: [usize; 3],
 }
 
 /// Whether a copy as f32 is kept: vectors, and the taps of convolutions.
@@ -76,7 +85,7 @@ impl WeightRegions {
         experts: &[(u16, LayerSource)],
         plan: &mut Plan,
     ) -> WeightRegions {
-        let mut region = |category, name, bytes| plan.device(category, name, bytes);
+        let mut region = |category, name: &str, bytes| plan.device(category, name, bytes);
         let dense = weights.iter().map(|w| {
             let floats = if wants_floats(spec, w) { 4 * w.rows * w.k } else { 0 };
             let scale = if w.scale.is_some() { 4 } else { 0 };
@@ -84,8 +93,9 @@ impl WeightRegions {
         });
         let dense = dense.collect();
         let slots = experts.iter().map(|(layer, source)| {
-            let [.., stride] = slot(source);
-            (*layer, region(Category::Experts, "experts", stride.saturating_mul(source.experts().into())))
+            let (slot, experts) = (slot(source), source.experts());
+            let bytes = slot[2].saturating_mul(experts.into());
+            ExpertRegion { layer: *layer, experts, region: region(Category::Experts, "experts", bytes), slot }
         });
         WeightRegions {
             dense,
@@ -145,12 +155,9 @@ impl Weights {
         let table: DeviceSlice<u64> = place(regions.table).cast();
         let mut addresses = vec![0u64; table.len()];
         let mut slots = vec![None; spec.layers.len()];
-        for &(layer, region) in &regions.experts {
-            let source = store.layers().find(|(other, _)| *other == layer).map(|(_, source)| source);
-            let source = source.ok_or_else(|| failed(format!("the expert store has no layer {layer}")))?;
-            let [up, down, stride] = slot(source);
+        for &ExpertRegion { layer, experts, region, slot: [up, down, stride] } in &regions.experts {
             let row = usize::from(layer) * count..(usize::from(layer) + 1) * count;
-            for (expert, address) in (0..source.experts()).zip(&mut addresses[row.clone()]) {
+            for (expert, address) in (0..experts).zip(&mut addresses[row.clone()]) {
                 let pinned = store.pin_current(ExpertId { layer, expert })?;
                 let blob = pinned.blob();
                 let to =

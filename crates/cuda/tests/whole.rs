@@ -16,7 +16,7 @@ use strata_plan::Limits;
 use strata_quant::{Format, Isa};
 use strata_synth::{Geometry, Mix, Options};
 use strata_testkit::golden::{self, Npz};
-use strata_topology::{Pool, Role, Topology};
+use strata_topology::{Role, Topology};
 
 /// The first GPU, with this build's kernels, or a line that says why there is none.
 fn gpu() -> Option<Cuda> {
@@ -28,7 +28,7 @@ fn gpu() -> Option<Cuda> {
 }
 
 fn cpu() -> Cpu {
-    Cpu::new(Pool::new(&Topology::read(), 2).unwrap(), Isa::detect())
+    Cpu::new(Topology::read().assign(Some(2)).unwrap(), Isa::detect())
 }
 
 fn engine(path: &Path, config: &EngineConfig, builder: impl Build) -> Engine {

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use strata_model::template::{Message, RenderOptions, Template, TemplateError};
+use strata_model::template::{Message, PromptError, RenderOptions, Template};
 use strata_model::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
 
 use crate::engine::Engine;
@@ -23,10 +23,10 @@ use crate::sequence::common_prefix;
 /// Why a conversation can't go on.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatError {
-    /// The template refuses the messages.
+    /// The messages can't become a prompt.
     #[error(transparent)]
-    Template(#[from] TemplateError),
-    /// Text can't become tokens, or a token no text.
+    Prompt(#[from] PromptError),
+    /// A token can't become text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     /// The engine refuses the prompt.
@@ -205,8 +205,7 @@ impl Chat {
                 enable_thinking: manner.think,
                 ..RenderOptions::default()
             };
-            let text = template.render(&self.messages, &options)?;
-            Ok(self.tokenizer.encode_start(&text, true)?)
+            Ok(template.prompt(&self.messages, &options, &self.tokenizer)?)
         };
         let prompt = render(true)?;
         let shared = common_prefix(&render(false)?, &prompt);

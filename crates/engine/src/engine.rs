@@ -17,7 +17,7 @@ use crate::event::{Event, Reason, Request, SeqId};
 use crate::flight::{Flight, Machine, Passing, Probe};
 use crate::graph::{Graph, Work};
 use crate::lookup::Lookup;
-use crate::sampling::{SampleError, Sampler};
+use crate::sampling::Sampler;
 use crate::sequence::{Canceller, Sequence, Task, common_prefix};
 use crate::snapshot::{self, Binding};
 
@@ -51,6 +51,17 @@ pub enum Wants {
 
 /// Takes logits: the token's index among those given, and its row.
 pub type LogitSink<'s> = dyn FnMut(usize, &[f32]) + 's;
+
+/// Takes logits inside: the window's row, and its logits.
+type RowSink<'s> = dyn FnMut(u32, &[f32]) -> Result<(), EngineError> + 's;
+
+/// That logits say anything: those of the token at `position`.
+fn check_logits(model: &Model, position: usize, logits: &[f32]) -> Result<(), EngineError> {
+    if logits.iter().any(|logit| logit.is_finite()) {
+        return Ok(());
+    }
+    Err(EngineError::NoFiniteLogit { file: model.gguf.path().to_owned(), position })
+}
 
 /// Runs one model.
 pub struct Engine {
@@ -186,7 +197,7 @@ impl Engine {
         Ok(length)
     }
 
-    /// The byte form of a sequence: see [`snapshot`].
+    /// The byte form of a sequence: its tokens and state, bound to the model and to how keys and values are stored.
     pub fn save(&mut self, seq: SeqId) -> Result<Vec<u8>, EngineError> {
         let slot = self.idle(seq)?;
         let binding = self.binding()?;
@@ -318,10 +329,17 @@ impl Engine {
                 Wants::Last if first + part.len() == tokens.len() => vec![part.len() as u32 - 1],
                 _ => Vec::new(),
             };
-            self.logits_of(&flight, &rows, &mut |row, logits| sink(first + row as usize, logits))?;
+            let model = Arc::clone(&self.model);
+            let start = flight.window.spans[0].start;
+            let mut give = |row: u32, logits: &[f32]| {
+                check_logits(&model, start + row as usize, logits)?;
+                sink(first + row as usize, logits);
+                Ok(())
+            };
+            self.logits_of(&flight, &rows, &mut give)?;
             if wants == Wants::Draft {
                 let next = &tokens[first + 1..tokens.len().min(first + part.len() + 1)];
-                self.draft(&flight, next, &mut |row, logits| sink(first + row as usize, logits))?;
+                self.draft(&flight, next, &mut give)?;
             }
             self.land(flight)?;
         }
@@ -371,7 +389,7 @@ impl Engine {
         &mut self,
         flight: &Flight,
         rows: &[u32],
-        sink: &mut dyn FnMut(u32, &[f32]),
+        sink: &mut RowSink<'_>,
     ) -> Result<(), EngineError> {
         for rows in rows.chunks(self.buffers.logit_rows) {
             self.graph.head(rows, flight.run(), &mut |op| self.machine.submit(op))?;
@@ -380,23 +398,18 @@ impl Engine {
         Ok(())
     }
 
-    fn hand_over(&mut self, rows: &[u32], sink: &mut dyn FnMut(u32, &[f32])) -> Result<(), EngineError> {
+    fn hand_over(&mut self, rows: &[u32], sink: &mut RowSink<'_>) -> Result<(), EngineError> {
         let vocab = self.spec.shape.vocab;
         let floats = &mut self.logits[..rows.len() * vocab];
         self.machine.backend.read(self.buffers.work.logits, 0, floats)?;
         for (&row, logits) in rows.iter().zip(floats.chunks_exact(vocab)) {
-            sink(row, logits);
+            sink(row, logits)?;
         }
         Ok(())
     }
 
     /// The draft block over a window of one sequence; `next` holds the token after each row, for the first rows at least.
-    fn draft(
-        &mut self,
-        flight: &Flight,
-        next: &[u32],
-        sink: &mut dyn FnMut(u32, &[f32]),
-    ) -> Result<(), EngineError> {
+    fn draft(&mut self, flight: &Flight, next: &[u32], sink: &mut RowSink<'_>) -> Result<(), EngineError> {
         let (Some(draft), Some(x)) = (&self.graph.draft, self.buffers.draft) else { return Ok(()) };
         if next.is_empty() {
             return Ok(());
@@ -540,7 +553,7 @@ impl Engine {
             }
         }
         let rows: Vec<u32> = ends.iter().map(|&(row, _)| row).collect();
-        if let Err(error) = self.logits_of(&flight, &rows, &mut |_, _| ()) {
+        if let Err(error) = self.logits_of(&flight, &rows, &mut |_, _| Ok(())) {
             self.abort(flight);
             return Err(error);
         }
@@ -565,20 +578,19 @@ impl Engine {
 
     /// Chooses a sequence's next token and tells it, or ends the answer.
     fn choose(&mut self, slot: usize, logits: &[f32], events: &mut Vec<Event>) {
-        let (seq, context) = (self.id(slot), self.spec.context);
+        let (seq, context, model) = (self.id(slot), self.spec.context, Arc::clone(&self.model));
         let sequence = self.sequence_mut(slot);
         let position = sequence.tokens.len();
         let Some(task) = &mut sequence.task else { return };
         if task.left == 0 {
             return self.end(slot, Reason::Length, events);
         }
+        if let Err(error) = check_logits(&model, position, logits) {
+            return self.end(slot, Reason::Failed(error.to_string()), events);
+        }
         let mask = task.constraint.as_mut().map(|c| c.mask());
         let choice = match task.sampler.choose(logits, position, mask) {
             Ok(choice) => choice,
-            Err(error @ SampleError::NoFiniteLogit(_)) => {
-                let why = format!("{}: {error}", self.model.gguf.path().display());
-                return self.end(slot, Reason::Failed(why), events);
-            }
             Err(error) => return self.end(slot, Reason::Failed(error.to_string()), events),
         };
         if task.stop.contains(&choice.token) {

@@ -1,5 +1,7 @@
 //! Why the engine refuses or fails.
 
+use std::path::PathBuf;
+
 use strata_backend::BackendError;
 
 use crate::sampling::SamplingError;
@@ -38,6 +40,16 @@ pub enum EngineError {
     /// The caller gave up.
     #[error("cancelled")]
     Cancelled,
+    /// A context that the model doesn't allow.
+    #[error("a context of {asked} tokens is not possible: {} allows 1 to {most}", .file.display())]
+    Context {
+        /// What was asked for.
+        asked: usize,
+        /// The model's own.
+        most: usize,
+        /// Its file.
+        file: PathBuf,
+    },
     /// No tokens were given.
     #[error("the prompt is empty: there is nothing to continue from")]
     EmptyPrompt,
@@ -60,6 +72,17 @@ pub enum EngineError {
         context: usize,
         /// The model's own.
         model: usize,
+    },
+    /// The model's output is broken.
+    #[error(
+        "{}: the model gave no finite logit at position {position}: the file is damaged, or its values overflow",
+        .file.display()
+    )]
+    NoFiniteLogit {
+        /// The model's file.
+        file: PathBuf,
+        /// The place of the token whose logits they are.
+        position: usize,
     },
     /// All sequences are taken.
     #[error("all {0} sequences are in use")]

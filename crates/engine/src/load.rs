@@ -114,12 +114,11 @@ fn prepare<B: Build>(
     builder: &B,
 ) -> Result<Prepared<B::Described>, EngineError> {
     let lowered = lower(model, config)?;
-    let own = model.hyper.context;
-    let context = config.context.unwrap_or_else(|| own.min(DEFAULT_CONTEXT));
-    if context == 0 || context > own {
-        return Err(EngineError::Config(format!(
-            "--context {context} is not possible: the model allows 1 to {own}"
-        )));
+    let most = model.hyper.context;
+    let context = config.context.unwrap_or_else(|| most.min(DEFAULT_CONTEXT));
+    if context == 0 || context > most {
+        let file = model.gguf.path().to_owned();
+        return Err(EngineError::Context { asked: context, most, file });
     }
     if config.sequences == 0 || config.window == Some(0) {
         return Err(EngineError::Config(
@@ -131,9 +130,7 @@ fn prepare<B: Build>(
         let (spec, buffers) = spec(&lowered, config, context, window);
         let mut plan = Plan::new();
         place_weights(&mut plan, model, &lowered, config.experts);
-        // The engine's copy of the logits, and each sampler's.
-        let logits = (buffers.logit_rows + 2 * spec.sequences) * spec.shape.vocab * size_of::<f32>();
-        plan.item(Category::Window, "logits on the host", Place::Heap, logits as u64);
+        place_buffers(&mut plan, model, &spec, buffers.logit_rows);
         let described = builder.describe(&spec, &lowered.weights, &homes, &mut plan);
         (plan, spec, buffers, described)
     };
@@ -198,11 +195,27 @@ fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, experts: Exp
     };
     for (layer, source, _) in &lowered.experts {
         let bytes = source.expert_bytes() as u64 * u64::from(source.experts());
-        plan.item(Category::Experts, format!("experts, layer {layer}"), place, bytes);
+        plan.item(Category::Experts, (usize::from(*layer), "routed experts"), place, bytes);
     }
     if let Some(table) = model.trunk.ngram_table.as_ref() {
         let bytes = model.gguf.tensors()[table.index].bytes;
         plan.item(Category::Table, "n-gram table", Place::File, bytes);
+    }
+}
+
+/// What the engine itself keeps in memory.
+fn place_buffers(plan: &mut Plan, model: &Model, spec: &Spec, logit_rows: usize) {
+    let (vocab, sequences) = (spec.shape.vocab, spec.sequences);
+    let logits = logit_rows * vocab * size_of::<f32>();
+    plan.item(Category::Window, "logits on the host", Place::Heap, logits as u64);
+    // Per sequence the adjusted logits, their order, and which tokens it has seen how often (a tree's nodes may be half empty).
+    let sampler = vocab * 2 * size_of::<f32>() + 24 * vocab.min(spec.context);
+    plan.item(Category::Window, "samplers", Place::Heap, (sequences * sampler) as u64);
+    if let (Some(table), Some(ple)) = (&model.trunk.ngram_table, &model.hyper.ple) {
+        // A prompt window may pause while the others decode: the table's rows as stored, and their numbers.
+        let each = ple.heads * (ple.hashes.len() * table.row_bytes() + size_of::<u64>());
+        let bytes = (spec.window + sequences) * each;
+        plan.item(Category::Window, "n-gram rows on the host", Place::Heap, bytes as u64);
     }
 }
 
@@ -226,7 +239,7 @@ fn store(
     }
     let tensors: BTreeMap<u16, ExpertTensors> = lowered.experts.iter().map(|(l, _, t)| (*l, *t)).collect();
     let file = Arc::clone(model);
-    let engine = HostCopy::from_file(Box::new(move |id, extent, out| {
+    let engine = HostCopy::new(Box::new(move |id, extent, out| {
         let tensor = &file.gguf.tensors()[tensors[&id.layer].index(extent.tensor)];
         file.gguf.read_at(tensor, extent.range.start as u64, out).map_err(|error| error.to_string())
     }));

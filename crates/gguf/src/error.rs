@@ -269,8 +269,8 @@ pub enum ShardProblem {
     Misnamed { number: u64, count: u64, found_number: u64, found_count: u64 },
     #[error("metadata key `split.no` is {no}, which is not below `split.count` = {count}")]
     Number { no: u64, count: u64 },
-    #[error("metadata key `{key}` differs from that in {first}; the shards belong to two models")]
-    OtherModel { key: String, first: String },
+    #[error("metadata key `{key}` differs from that in {other}; the shards belong to two models")]
+    OtherModel { key: String, other: String },
     #[error(
         "the {count} shards hold {found} tensors together, but `split.tensors.count` says {expected}; a shard is from another model or an older split"
     )]
@@ -299,6 +299,8 @@ pub enum WriteProblem {
     HeaderTooLong(u64),
     #[error("the path has no file name; give the name of the file to write")]
     NoFileName,
+    #[error("is {0}; give the name of a file to write")]
+    NotAFile(&'static str),
 }
 
 /// A text from a file as it may stand in a one-line message: control characters escaped, long texts cut.

@@ -20,6 +20,7 @@ pub mod sigbus;
 mod source;
 mod types;
 mod value;
+mod whole;
 pub mod write;
 
 pub use error::{Error, KeyProblem, ShardProblem, TensorProblem, WriteProblem};
@@ -31,3 +32,4 @@ pub use shards::join;
 pub use source::ReadAt;
 pub use types::TensorType;
 pub use value::{Array, Value};
+pub use whole::WholeFile;

@@ -1,7 +1,7 @@
 //! Memory maps of a model's files.
 //!
 //! Owns the maps and gives out tensors' bytes; the page cache decides what of them is in memory. Nothing is
-//! prefaulted: [`Mapping::will_need`] and [`Mapping::advise_random`] only tell the kernel what to expect.
+//! prefaulted.
 //!
 //! Invariant: a map is registered with the fault guard for exactly as long as it exists.
 //!
@@ -11,8 +11,7 @@ use crate::error::{Error, printable_path};
 use crate::header::TensorInfo;
 use crate::model::Shard;
 use crate::sigbus::Watch;
-use memmap2::{Advice, Mmap, MmapOptions};
-use std::ops::Range;
+use memmap2::{Mmap, MmapOptions};
 
 /// One shard's map. Fields drop in order: the watch ends before the map.
 #[derive(Debug)]
@@ -39,29 +38,6 @@ impl Mapping {
     pub fn bytes(&self, tensor: &TensorInfo) -> &[u8] {
         let start = tensor.offset as usize;
         &self.maps[tensor.shard].bytes[start..start + tensor.bytes as usize]
-    }
-
-    /// Tells the kernel that `tensor` will be read in no order, so that reading ahead is a waste. A hint: that
-    /// the kernel may not take it changes nothing but speed.
-    pub fn advise_random(&self, tensor: &TensorInfo) {
-        self.advise(Advice::Random, tensor, 0..tensor.bytes);
-    }
-
-    /// Tells the kernel that these bytes of `tensor` (counted from its begin) will be read soon, so that it
-    /// starts to fetch them. Returns at once. A hint, like [`Mapping::advise_random`].
-    ///
-    /// # Panics
-    /// If `range` isn't inside the tensor.
-    pub fn will_need(&self, tensor: &TensorInfo, range: Range<u64>) {
-        self.advise(Advice::WillNeed, tensor, range);
-    }
-
-    fn advise(&self, advice: Advice, tensor: &TensorInfo, range: Range<u64>) {
-        assert!(range.start <= range.end && range.end <= tensor.bytes, "range outside of the tensor");
-        let start = (tensor.offset + range.start) as usize;
-        let len = (range.end - range.start) as usize;
-        // Kernels without the advice, or with limits on it, refuse it: reading works all the same.
-        let _ = self.maps[tensor.shard].bytes.advise_range(advice, start, len);
     }
 }
 

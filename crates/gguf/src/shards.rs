@@ -106,6 +106,8 @@ pub fn join(headers: Vec<Header>) -> Result<(Metadata, Vec<TensorInfo>), Error> 
     let count = headers.len() as u64;
     let files: Vec<String> = headers.iter().map(|header| header.file.clone()).collect();
     let mut metadata = Metadata::new();
+    // Shards that brought keys which those before them don't have.
+    let mut brought: HashMap<String, usize> = HashMap::new();
     let mut tensors: Vec<TensorInfo> = Vec::new();
     let mut places: HashMap<String, usize> = HashMap::new();
     for (i, header) in headers.into_iter().enumerate() {
@@ -115,7 +117,20 @@ pub fn join(headers: Vec<Header>) -> Result<(Metadata, Vec<TensorInfo>), Error> 
         if i == 0 {
             metadata = header.metadata;
         } else {
-            merge(&mut metadata, &header, &files[0])?;
+            for (key, value) in header.metadata.iter().filter(|(key, _)| !is_per_file(key)) {
+                match metadata.get(key) {
+                    None => {
+                        metadata.insert(key, value.clone());
+                        brought.insert(key.to_owned(), i);
+                    }
+                    Some(known) if says_the_same(known, value) => {}
+                    Some(_) => {
+                        let other = files[brought.get(key).copied().unwrap_or(0)].clone();
+                        let problem = ShardProblem::OtherModel { key: printable(key), other };
+                        return Err(shard_error(&header, problem));
+                    }
+                }
+            }
         }
         for mut tensor in header.tensors {
             if let Some(&other) = places.get(&tensor.name) {
@@ -159,23 +174,6 @@ pub(crate) fn misnamed(header: &Header, number: u64, count: u64, split: Option<S
         None => ShardProblem::NoKey { number, count, key: COUNT_KEY },
     };
     shard_error(header, problem)
-}
-
-/// Adds the keys of a later shard, which must not contradict those already there.
-fn merge(metadata: &mut Metadata, header: &Header, first: &str) -> Result<(), Error> {
-    for (key, value) in header.metadata.iter().filter(|(key, _)| !is_per_file(key)) {
-        match metadata.get(key) {
-            None => {
-                metadata.insert(key, value.clone());
-            }
-            Some(known) if says_the_same(known, value) => {}
-            Some(_) => {
-                let problem = ShardProblem::OtherModel { key: printable(key), first: first.to_owned() };
-                return Err(shard_error(header, problem));
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Equal, or the same integer in another width.

@@ -2,7 +2,7 @@
 //!
 //! Reading a page of a map that is no longer backed by the file raises `SIGBUS`. Nothing in Rust can turn that
 //! into an error value, so the guard's signal handler looks up which map was touched, removes the half-written
-//! files that it was told of ([`RemoveOnFault`]), writes one line that names the file, and leaves with
+//! files that it was told of (`RemoveOnFault`), writes one line that names the file, and leaves with
 //! [`EXIT_CODE`]. Maps register themselves here (`Watch`); the binary decides whether the guard is active
 //! ([`install`]).
 //!
@@ -10,7 +10,7 @@
 //! clears it (`start` is `CLAIMED`), or published (`start` an address, and every other field valid). The handler
 //! reads only published slots and only atomics, allocates nothing, takes no lock and calls only `unlink`, `write`,
 //! `pause`, `_exit`, `sigaction` and `raise`, which are async-signal-safe. A path to be removed belongs to whoever
-//! takes its pointer out of the table: its owner, who frees it, or the handler.
+//! takes its pointer out of the list: its owner, who frees it, or the handler.
 //!
 //! This is one of the crate's two modules with `unsafe`: signal handling has no safe form.
 
@@ -31,8 +31,6 @@ pub const EXIT_CODE: i32 = 74;
 const SLOTS: usize = 1024;
 /// Bytes of a file name that are kept; of a longer one the end, which tells more.
 const NAME: usize = 240;
-/// How many files can be named for removal at once.
-const REMOVALS: usize = 64;
 /// A `start` that no map can have.
 const CLAIMED: usize = usize::MAX;
 
@@ -86,40 +84,60 @@ impl Drop for Watch {
     }
 }
 
-/// Paths to be removed, from `CString::into_raw`; null where there is none.
-static DOOMED: [AtomicPtr<c_char>; REMOVALS] = [const { AtomicPtr::new(null_mut()) }; REMOVALS];
+/// A place in the list of files to be removed. Places are used again, never freed.
+#[derive(Debug)]
+struct Place {
+    /// From `CString::into_raw`; null in a place that is free.
+    path: AtomicPtr<c_char>,
+    next: AtomicPtr<Place>,
+}
+
+/// The first place.
+static DOOMED: AtomicPtr<Place> = AtomicPtr::new(null_mut());
+
+fn places() -> impl Iterator<Item = &'static Place> {
+    let mut at = DOOMED.load(Ordering::Acquire);
+    std::iter::from_fn(move || {
+        // SAFETY: null, or a place that `RemoveOnFault::new` leaked, published after it was complete.
+        let place = unsafe { at.as_ref() }?;
+        at = place.next.load(Ordering::Relaxed);
+        Some(place)
+    })
+}
 
 /// A half-written file, which the guard removes if it ends the program before this is dropped.
 ///
 /// The path is taken as it is: a relative one is looked up in the working folder of that time.
 #[derive(Debug)]
-pub struct RemoveOnFault {
-    slot: usize,
-}
+pub(crate) struct RemoveOnFault(&'static Place);
 
 impl RemoveOnFault {
-    /// Names the file at `path`, which need not exist.
-    ///
-    /// # Errors
-    /// If the path holds a zero byte, or if 64 files are named already.
-    pub fn new(path: &Path) -> io::Result<RemoveOnFault> {
+    /// Names the file at `path`, which need not exist. Refuses a path that holds a zero byte.
+    pub(crate) fn new(path: &Path) -> io::Result<RemoveOnFault> {
         let path = CString::new(path.as_os_str().as_bytes())?.into_raw();
-        let claim = |slot: &AtomicPtr<c_char>| {
-            slot.compare_exchange(null_mut(), path, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let claim = |place: &&Place| {
+            place.path.compare_exchange(null_mut(), path, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
-        DOOMED.iter().position(claim).map(|slot| RemoveOnFault { slot }).ok_or_else(|| {
-            // SAFETY: from `into_raw` above, and no slot took it.
-            drop(unsafe { CString::from_raw(path) });
-            io::Error::other(format!("too many half-written files (at most {REMOVALS} at once)"))
-        })
+        if let Some(place) = places().find(claim) {
+            return Ok(RemoveOnFault(place));
+        }
+        let place = Box::leak(Box::new(Place { path: AtomicPtr::new(path), next: AtomicPtr::default() }));
+        let mut first = DOOMED.load(Ordering::Relaxed);
+        loop {
+            *place.next.get_mut() = first;
+            match DOOMED.compare_exchange_weak(first, place, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return Ok(RemoveOnFault(place)),
+                Err(other) => first = other,
+            }
+        }
     }
 }
 
 impl Drop for RemoveOnFault {
     fn drop(&mut self) {
-        let path = DOOMED[self.slot].swap(null_mut(), Ordering::AcqRel);
+        let path = self.0.path.swap(null_mut(), Ordering::AcqRel);
         if !path.is_null() {
-            // SAFETY: from `into_raw` in `new`; taking it out of the table made it ours alone.
+            // SAFETY: from `into_raw` in `new`; taking it out of the list made it ours alone.
             drop(unsafe { CString::from_raw(path) });
         }
     }
@@ -127,10 +145,10 @@ impl Drop for RemoveOnFault {
 
 /// Removes all files named for it.
 fn remove_doomed() {
-    for slot in &DOOMED {
-        let path = slot.swap(null_mut(), Ordering::AcqRel);
+    for place in places() {
+        let path = place.path.swap(null_mut(), Ordering::AcqRel);
         if !path.is_null() {
-            // SAFETY: a string that ends in zero, from `CString::into_raw`. Taken out of the table it is ours
+            // SAFETY: a string that ends in zero, from `CString::into_raw`. Taken out of the list it is ours
             // alone; it is never freed, as the handler must not. What can't be removed stays: nothing can be done.
             unsafe { libc::unlink(path) };
         }
@@ -243,14 +261,16 @@ mod tests {
         assert!(Watch::new(BASE, 1, "again.gguf".as_ref()).is_ok());
     }
 
-    /// Oracle: the documented limit. Slots come back.
+    /// Oracle: the list before. Places come back, whoever used them.
     #[test]
-    fn files_to_remove_are_limited() {
-        let name = || RemoveOnFault::new("half.part".as_ref());
-        let all: Vec<RemoveOnFault> = (0..REMOVALS).map(|_| name().unwrap()).collect();
-        assert!(name().unwrap_err().to_string().contains("at most 64"));
+    fn places_are_used_again() {
+        let name = || RemoveOnFault::new("half.part".as_ref()).unwrap();
+        let all: Vec<RemoveOnFault> = (0..100).map(|_| name()).collect();
         drop(all);
-        assert!(name().is_ok());
+        let before = places().count();
+        let again: Vec<RemoveOnFault> = (0..50).map(|_| name()).collect();
+        assert!(before >= 100 && places().count() <= before + 10, "{before}");
+        drop(again);
         assert!(RemoveOnFault::new("a\0b".as_ref()).is_err());
     }
 }

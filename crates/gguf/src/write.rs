@@ -5,7 +5,7 @@
 //! place by position: from one thread in order, or from many at a time. Memory is bounded by the headers.
 //!
 //! Invariant: a file has its final name only once it is complete. Until [`Writer::finish`] all bytes are in files
-//! called `NAME.PID-N.partial`, which are removed when the writer is dropped, whatever the reason.
+//! that are removed when the writer is dropped, whatever the reason ([`WholeFile`]).
 
 use crate::encode;
 use crate::error::{Error, KeyProblem, TensorProblem, WriteProblem, printable, printable_path};
@@ -17,14 +17,15 @@ use crate::metadata::Metadata;
 use crate::shards::{COUNT_KEY, NUMBER_KEY, ShardName, TENSORS_KEY};
 use crate::types::TensorType;
 use crate::value::{Array, Value};
-use rustix::fs::{FallocateFlags, fallocate};
-use rustix::io::Errno;
+use crate::whole::WholeFile;
 use std::collections::HashSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of a text that every shard repeats.
+const MOST_REPEATED: usize = 256;
 
 /// What a model to be written consists of: metadata, tensors in order, and where it is cut into shards.
 #[derive(Clone, Debug)]
@@ -148,7 +149,10 @@ impl Outline {
                 1 => path.to_owned(),
                 _ => ShardName::from_whole(path, count as u64).path(i as u64 + 1),
             };
-            files.push(Partial::create(target, &header, len, self.overwrite)?);
+            let file = WholeFile::create(&target, self.overwrite)?;
+            file.reserve(len)?;
+            file.write_at(0, &header)?;
+            files.push(file);
             tensors.extend(group.into_iter().map(|tensor| TensorInfo {
                 shard: i,
                 offset: tensor.offset + header.len() as u64,
@@ -156,16 +160,20 @@ impl Outline {
             }));
         }
         let written = tensors.iter().map(|_| AtomicU64::new(0)).collect();
-        Ok(Writer { files, tensors, written, overwrite: self.overwrite })
+        Ok(Writer { files, tensors, written })
     }
 
     /// The metadata of shard `no`.
     fn keys(&self, no: u16, count: u16, tensors: i32) -> Metadata {
         let mut keys = Metadata::new();
-        if no == 0 {
-            keys = self.metadata.clone();
-        } else if let Some(alignment) = self.metadata.get(ALIGNMENT_KEY) {
-            keys.insert(ALIGNMENT_KEY, alignment.clone());
+        // Later shards have what is short, so that those of two models can be told apart.
+        let short = |value: &Value| match value {
+            Value::Array(_) => false,
+            Value::String(text) => text.len() <= MOST_REPEATED,
+            _ => true,
+        };
+        for (key, value) in self.metadata.iter().filter(|(_, value)| no == 0 || short(value)) {
+            keys.insert(key, value.clone());
         }
         if count > 1 {
             keys.insert(NUMBER_KEY, no);
@@ -231,10 +239,9 @@ fn check_metadata(metadata: &Metadata) -> Result<u64, (String, KeyProblem)> {
 /// The files of a model while their data is written. Shared between threads by reference.
 #[derive(Debug)]
 pub struct Writer {
-    files: Vec<Partial>,
+    files: Vec<WholeFile>,
     tensors: Vec<TensorInfo>,
     written: Vec<AtomicU64>,
-    overwrite: bool,
 }
 
 impl Writer {
@@ -245,7 +252,7 @@ impl Writer {
 
     /// The names that the files will have.
     pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
-        self.files.iter().map(|file| file.path.as_path())
+        self.files.iter().map(WholeFile::path)
     }
 
     /// Writes `bytes` into tensor number `tensor` from `offset` (from the begin of its data). Any thread, any
@@ -294,20 +301,17 @@ impl Writer {
                 return Err(Error::Write { file: self.files[tensor.shard].name(), problem });
             }
         }
-        for file in &self.files {
-            file.file.sync_all().map_err(|e| file.failed("write it", e))?;
-        }
-        let overwrite = self.overwrite;
+        self.files.iter().try_for_each(WholeFile::sync)?;
         for at in 0..self.files.len() {
-            if let Err(error) = self.files[at].publish(overwrite) {
+            if let Err(error) = self.files[at].publish() {
                 // Some shards of a model are no model: take those back that have their names already.
                 for file in &self.files[..at] {
-                    let _ = fs::remove_file(&file.path);
+                    let _ = fs::remove_file(file.path());
                 }
                 return Err(error);
             }
         }
-        Ok(self.files.iter().map(|file| file.path.clone()).collect())
+        Ok(self.paths().map(Path::to_owned).collect())
     }
 }
 
@@ -328,88 +332,5 @@ impl io::Write for Sink<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// A file that doesn't have its name yet; removed when dropped, unless published.
-#[derive(Debug)]
-struct Partial {
-    file: File,
-    path: PathBuf,
-    partial: PathBuf,
-    published: bool,
-}
-
-/// Makes names of partial files unique within the process.
-static NEXT: AtomicU64 = AtomicU64::new(0);
-
-impl Partial {
-    /// A file of `len` bytes that begins with `header`.
-    fn create(path: PathBuf, header: &[u8], len: u64, overwrite: bool) -> Result<Self, Error> {
-        check_target(&path, overwrite)?;
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}-{n}.partial", std::process::id()));
-        let partial = path.with_file_name(name);
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&partial)
-            .map_err(|source| Error::Io { file: printable_path(&path), action: "create it", source })?;
-        let this = Self { file, path, partial, published: false };
-        this.reserve(len).map_err(|e| this.failed("reserve the space for it", e))?;
-        this.write_at(0, header)?;
-        Ok(this)
-    }
-
-    /// Gives the file its length, and its blocks where the file system can.
-    fn reserve(&self, len: u64) -> io::Result<()> {
-        loop {
-            match fallocate(&self.file, FallocateFlags::empty(), 0, len) {
-                Ok(()) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(Errno::OPNOTSUPP | Errno::NOSYS) => return self.file.set_len(len),
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-
-    fn name(&self) -> String {
-        printable_path(&self.path)
-    }
-
-    fn failed(&self, action: &'static str, source: io::Error) -> Error {
-        Error::Io { file: self.name(), action, source }
-    }
-
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.file.write_all_at(bytes, offset).map_err(|e| self.failed("write it", e))
-    }
-
-    /// Gives the file its name.
-    fn publish(&mut self, overwrite: bool) -> Result<(), Error> {
-        check_target(&self.path, overwrite)?;
-        fs::rename(&self.partial, &self.path).map_err(|e| self.failed("give it its name", e))?;
-        self.published = true;
-        Ok(())
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if !self.published {
-            let _ = fs::remove_file(&self.partial);
-        }
-    }
-}
-
-/// Refuses to replace what must not be replaced: files unless `overwrite`, and never folders or devices.
-fn check_target(path: &Path, overwrite: bool) -> Result<(), Error> {
-    match fs::symlink_metadata(path) {
-        Ok(found) if !found.is_file() && !found.is_symlink() => {
-            Err(Error::NotAFile { file: printable_path(path) })
-        }
-        Ok(_) if !overwrite => Err(Error::Exists { file: printable_path(path) }),
-        _ => Ok(()),
     }
 }

@@ -6,8 +6,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::plan::mib;
-use crate::{Category, Item, Place, Plan};
+use crate::{Bytes, Category, Line, Place, Plan};
 
 /// What the machine lets this process have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -46,11 +45,11 @@ impl Plan {
             return Ok(());
         }
         let mut biggest = self.lines();
-        biggest.retain(|item| item.place == Place::Heap && item.bytes > 0);
-        biggest.sort_by_key(|item| std::cmp::Reverse(item.bytes));
-        // By what a flag is good for in all: experts come in many items, one for each layer.
+        biggest.retain(|line| line.place == Place::Heap);
+        biggest.sort_by_key(|line| std::cmp::Reverse(line.bytes));
+        // By what a flag is good for in all.
         let mut worth: Vec<(&'static str, u64)> = Vec::new();
-        for (flag, bytes) in biggest.iter().filter_map(|item| Some((flag(item.category)?, item.bytes))) {
+        for (flag, bytes) in biggest.iter().filter_map(|line| Some((flag(line.category)?, line.bytes))) {
             match worth.iter_mut().find(|(known, _)| *known == flag) {
                 Some((_, sum)) => *sum = sum.saturating_add(bytes),
                 None => worth.push((flag, bytes)),
@@ -77,24 +76,25 @@ pub struct PlanError {
     pub needed: u64,
     /// What there is.
     pub limits: Limits,
-    /// The largest anonymous items, largest first, those of one name added up.
-    pub biggest: Vec<Item>,
+    /// What takes up most of it, largest first.
+    pub biggest: Vec<Line>,
     /// Flags that would make it smaller, the most promising first.
     pub flags: Vec<&'static str>,
 }
 
 impl fmt::Display for PlanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Limits { available, total, source } = &self.limits;
         if self.needed == u64::MAX {
             write!(f, "the plan needs more bytes than a number can hold")?;
         } else {
-            write!(f, "the plan needs {:.1} MiB of memory", mib(self.needed))?;
+            let (needed, short) = (Bytes(self.needed), Bytes(self.needed.saturating_sub(*available)));
+            write!(f, "the plan needs {needed} of memory, {short} too much")?;
         }
-        let Limits { available, total, source } = &self.limits;
-        write!(f, ", but {source} leaves {:.1} of {:.1} MiB", mib(*available), mib(*total))?;
-        for (index, item) in self.biggest.iter().enumerate() {
+        write!(f, ": {source} leaves {} of {}", Bytes(*available), Bytes(*total))?;
+        for (index, line) in self.biggest.iter().enumerate() {
             let lead = if index == 0 { "; the largest parts are " } else { ", " };
-            write!(f, "{lead}{} ({}) with {:.1} MiB", item.name, item.category.name(), mib(item.bytes))?;
+            write!(f, "{lead}{} ({}) with {}", line.name, line.category.name(), Bytes(line.bytes))?;
         }
         // What to lower stands together, behind or before what to give.
         let lower: Vec<&str> = self.flags.iter().copied().filter(|&flag| flag != EXPERTS_ELSEWHERE).collect();

@@ -11,9 +11,11 @@
 //! [`ALIGNMENT`] and add up to [`Plan::arena_bytes`].
 
 mod arena;
+mod bytes;
 mod fit;
 mod plan;
 
 pub use arena::{Arena, ArenaError, Block};
+pub use bytes::{Bytes, BytesError};
 pub use fit::{Limits, PlanError, largest};
-pub use plan::{ALIGNMENT, Category, DEVICE_ALIGNMENT, Item, Place, Plan, Region};
+pub use plan::{ALIGNMENT, Category, DEVICE_ALIGNMENT, Item, Line, Name, Place, Plan, Region};

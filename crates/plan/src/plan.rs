@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::Bytes;
+
 /// Every region of the arena starts at a multiple of this, bytes: a cache line, and the widest vector register.
 pub const ALIGNMENT: usize = 64;
 
@@ -96,16 +98,59 @@ impl Region {
     }
 }
 
-/// One line of the plan.
+/// One thing of the plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Item {
     /// What it is for.
     pub category: Category,
+    /// The layer that it belongs to, if it does to one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer: Option<usize>,
     /// Which one, in a person's words.
     pub name: String,
     /// How it is backed.
     pub place: Place,
     /// What it takes up, bytes; for a region of the arena rounded up to [`ALIGNMENT`].
+    pub bytes: u64,
+}
+
+/// What an item is called: `"rotary table"`, or for layer 3 `(3, "keys")`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Name {
+    layer: Option<usize>,
+    name: String,
+}
+
+impl From<&str> for Name {
+    fn from(name: &str) -> Name {
+        Name { layer: None, name: name.to_owned() }
+    }
+}
+
+impl From<String> for Name {
+    fn from(name: String) -> Name {
+        Name { layer: None, name }
+    }
+}
+
+impl From<(usize, &str)> for Name {
+    fn from((layer, name): (usize, &str)) -> Name {
+        Name { layer: Some(layer), name: name.to_owned() }
+    }
+}
+
+/// The items of one category, name and place, those of all layers added up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// What they are for.
+    pub category: Category,
+    /// What they are called.
+    pub name: String,
+    /// How they are backed.
+    pub place: Place,
+    /// How many there are.
+    pub pieces: usize,
+    /// What they take up together, bytes. `u64::MAX` where the sum is larger.
     pub bytes: u64,
 }
 
@@ -124,39 +169,40 @@ impl Plan {
     }
 
     /// Lays out `bytes` bytes in the arena, behind everything laid out before.
-    pub fn heap(&mut self, category: Category, name: impl Into<String>, bytes: usize) -> Region {
+    pub fn heap(&mut self, category: Category, name: impl Into<Name>, bytes: usize) -> Region {
         let (region, footprint) = behind(&mut self.arena_bytes, bytes, ALIGNMENT);
         self.item(category, name, Place::Heap, footprint);
         region
     }
 
     /// Lays out `bytes` bytes of device memory, behind everything laid out there before; regions start at multiples of [`DEVICE_ALIGNMENT`].
-    pub fn device(&mut self, category: Category, name: impl Into<String>, bytes: usize) -> Region {
+    pub fn device(&mut self, category: Category, name: impl Into<Name>, bytes: usize) -> Region {
         let (region, footprint) = behind(&mut self.device_bytes, bytes, DEVICE_ALIGNMENT);
         self.item(category, name, Place::Device, footprint);
         region
     }
 
     /// Notes memory that is not in the arena: mapped weights, experts in the store's heap tier, a table on disk.
-    pub fn item(&mut self, category: Category, name: impl Into<String>, place: Place, bytes: u64) {
-        self.items.push(Item { category, name: name.into(), place, bytes });
+    pub fn item(&mut self, category: Category, name: impl Into<Name>, place: Place, bytes: u64) {
+        let Name { layer, name } = name.into();
+        self.items.push(Item { category, layer, name, place, bytes });
     }
 
-    /// The lines, in the order of their description.
+    /// The items, in the order of their description.
     pub fn items(&self) -> &[Item] {
         &self.items
     }
 
-    /// The items with those of one category, name and place added up, in the order of categories.
-    pub(crate) fn lines(&self) -> Vec<Item> {
-        let mut lines: Vec<Item> = Vec::new();
-        for item in &self.items {
-            let same = |line: &&mut Item| {
-                line.category == item.category && line.place == item.place && line.name == item.name
-            };
+    /// What takes up memory, the layers' added up, in the order of categories.
+    pub fn lines(&self) -> Vec<Line> {
+        let mut lines: Vec<Line> = Vec::new();
+        for item in self.items.iter().filter(|item| item.bytes > 0) {
+            let &Item { category, place, bytes, ref name, .. } = item;
+            let same =
+                |line: &&mut Line| line.category == category && line.place == place && line.name == *name;
             match lines.iter_mut().find(same) {
-                Some(line) => line.bytes = line.bytes.saturating_add(item.bytes),
-                None => lines.push(item.clone()),
+                Some(line) => (line.pieces, line.bytes) = (line.pieces + 1, line.bytes.saturating_add(bytes)),
+                None => lines.push(Line { category, name: name.clone(), place, pieces: 1, bytes }),
             }
         }
         lines.sort_by_key(|line| line.category);
@@ -196,22 +242,20 @@ fn sum<'a>(items: impl Iterator<Item = &'a Item>) -> u64 {
     items.fold(0, |total, item| total.saturating_add(item.bytes))
 }
 
-/// A table: a line per category and name, then the totals per place.
+/// A table: [`Plan::lines`], then the totals of places.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lines = self.lines();
         let width = lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0).max(4);
-        writeln!(f, "{:<10} {:<width$} {:<6} {:>12}", "for", "what", "place", "MiB")?;
-        let totals = Place::ALL.map(|place| ("total", "", place, self.bytes(place)));
-        let rows = lines.iter().map(|line| (line.category.name(), &*line.name, line.place, line.bytes));
-        for (category, name, place, bytes) in rows.chain(totals.into_iter().filter(|total| total.3 > 0)) {
-            writeln!(f, "{category:<10} {name:<width$} {:<6} {:>12.2}", place.name(), mib(bytes))?;
+        writeln!(f, "{:<10} {:<width$} {:>6} {:<6} {:>9}", "for", "what", "pieces", "place", "size")?;
+        for Line { category, name, place, pieces, bytes } in &lines {
+            let (category, place) = (category.name(), place.name());
+            writeln!(f, "{category:<10} {name:<width$} {pieces:>6} {place:<6} {:>9}", Bytes(*bytes))?;
+        }
+        for place in Place::ALL.into_iter().filter(|&place| self.bytes(place) > 0) {
+            let bytes = Bytes(self.bytes(place));
+            writeln!(f, "{:<10} {:<width$} {:>6} {:<6} {bytes:>9}", "total", "", "", place.name())?;
         }
         Ok(())
     }
-}
-
-/// In the unit of reports.
-pub(crate) fn mib(bytes: u64) -> f64 {
-    bytes as f64 / (1 << 20) as f64
 }

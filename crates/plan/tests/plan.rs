@@ -130,9 +130,10 @@ fn example() -> Plan {
     let mut plan = Plan::new();
     plan.item(Category::Experts, "routed experts", Place::Mapped, 3 << 30);
     plan.item(Category::Table, "n-gram table", Place::File, 28 << 30);
-    for _layer in 0..2 {
-        plan.heap(Category::Cache, "keys and values", 300 * MIB);
+    for layer in [3, 7] {
+        plan.heap(Category::Cache, (layer, "keys and values"), 300 * MIB);
     }
+    plan.heap(Category::Cache, (8, "keys and values"), 0);
     plan.heap(Category::Window, "residual", 400 * MIB);
     plan.heap(Category::Recurrent, "states", 108 * MIB);
     plan
@@ -146,9 +147,9 @@ fn a_plan_that_does_not_fit_says_what_to_do() {
     let error = plan.check(&limits(1000 * MIB)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the plan needs 1108.0 MiB of memory, but cgroup memory.max leaves 1000.0 of 4096.0 MiB; the largest \
-         parts are keys and values (cache) with 600.0 MiB, residual (window) with 400.0 MiB, states (recurrent) with \
-         108.0 MiB; lower --context or --window"
+        "the plan needs 1.08 GiB of memory, 108 MiB too much: cgroup memory.max leaves 1000 MiB of 4 GiB; the largest \
+         parts are keys and values (cache) with 600 MiB, residual (window) with 400 MiB, states (recurrent) with \
+         108 MiB; lower --context or --window"
     );
 }
 
@@ -157,13 +158,18 @@ fn a_plan_that_does_not_fit_says_what_to_do() {
 fn experts_in_memory_can_be_left_in_the_file() {
     let mut plan = Plan::new();
     plan.heap(Category::Cache, "keys and values", 300 * MIB);
-    plan.item(Category::Experts, "experts, layer 0", Place::Heap, 200 << 20);
+    plan.item(Category::Experts, (0, "routed experts"), Place::Heap, 200 << 20);
     let sentence = |plan: &Plan| plan.check(&limits(100 * MIB)).unwrap_err().to_string();
     assert!(sentence(&plan).ends_with("; lower --context, or give --experts mapped"), "{}", sentence(&plan));
-    plan.item(Category::Experts, "experts, layer 1", Place::Heap, 200 << 20);
+    plan.item(Category::Experts, (1, "routed experts"), Place::Heap, 200 << 20);
     assert!(sentence(&plan).ends_with("; give --experts mapped, or lower --context"), "{}", sentence(&plan));
+    assert!(
+        sentence(&plan).contains(" are routed experts (experts) with 400 MiB, keys"),
+        "{}",
+        sentence(&plan)
+    );
     let mut experts = Plan::new();
-    experts.item(Category::Experts, "experts, layer 0", Place::Heap, 200 << 20);
+    experts.item(Category::Experts, (0, "routed experts"), Place::Heap, 200 << 20);
     assert!(sentence(&experts).ends_with("; give --experts mapped"), "{}", sentence(&experts));
 }
 
@@ -201,15 +207,15 @@ fn mapped_pages_take_what_is_left() {
 fn the_plan_is_a_table_and_json() {
     let plan = example();
     let table = "\
-for        what            place           MiB
-experts    routed experts  mapped      3072.00
-table      n-gram table    file       28672.00
-recurrent  states          heap         108.00
-cache      keys and values heap         600.00
-window     residual        heap         400.00
-total                      heap        1108.00
-total                      mapped      3072.00
-total                      file       28672.00
+for        what            pieces place       size
+experts    routed experts       1 mapped     3 GiB
+table      n-gram table         1 file      28 GiB
+recurrent  states               1 heap     108 MiB
+cache      keys and values      2 heap     600 MiB
+window     residual             1 heap     400 MiB
+total                             heap    1.08 GiB
+total                             mapped     3 GiB
+total                             file      28 GiB
 ";
     assert_eq!(plan.to_string(), table);
     let json = serde_json::to_value(&plan).unwrap();
@@ -218,4 +224,8 @@ total                      file       28672.00
         "category": "experts", "name": "routed experts", "place": "mapped", "bytes": 3u64 << 30,
     });
     assert_eq!(json["items"][0], first);
+    assert_eq!(
+        (&json["items"][3]["layer"], &json["items"][3]["name"]),
+        (&7.into(), &"keys and values".into())
+    );
 }

@@ -105,22 +105,15 @@ impl DerefMut for HeapSlot {
 /// Fails with one sentence that names the file.
 pub type ReadAt = Box<dyn Fn(ExpertId, &Extent, &mut [u8]) -> Result<(), String> + Send + Sync>;
 
-/// The copy engine of the heap tier.
+/// The copy engine of the heap tier. It reads the file, so that the mapping's pages stay untouched.
 ///
 /// Copies are done when [`CopyEngine::copy`] returns.
-pub struct HostCopy {
-    read: Option<ReadAt>,
-}
+pub struct HostCopy(ReadAt);
 
 impl HostCopy {
-    /// Copies from the mapping. The pages it reads become resident there too, until the system drops them.
-    pub fn from_mapping() -> HostCopy {
-        HostCopy { read: None }
-    }
-
-    /// Reads the file, so that the mapping's pages stay untouched.
-    pub fn from_file(read: ReadAt) -> HostCopy {
-        HostCopy { read: Some(read) }
+    /// Copies with `read`.
+    pub fn new(read: ReadAt) -> HostCopy {
+        HostCopy(read)
     }
 }
 
@@ -130,14 +123,10 @@ impl CopyEngine for HostCopy {
 
     fn copy(&self, id: ExpertId, home: &LayerSource, mut to: HeapSlot) -> Result<HeapSlot, CopyError> {
         CopyError::check_length(home, &to)?;
-        let blob = home.blob(id.expert);
         let mut rest = &mut to[..];
-        for (extent, bytes) in home.extents(id.expert).iter().zip([blob.gate, blob.up, blob.down]) {
-            let (part, behind) = rest.split_at_mut(bytes.len());
-            match &self.read {
-                Some(read) => read(id, extent, part).map_err(CopyError::Read)?,
-                None => part.copy_from_slice(bytes),
-            }
+        for extent in home.extents(id.expert) {
+            let (part, behind) = rest.split_at_mut(extent.range.len());
+            (self.0)(id, &extent, part).map_err(CopyError::Read)?;
             rest = behind;
         }
         Ok(to)

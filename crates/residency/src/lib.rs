@@ -27,4 +27,4 @@ pub use bytes::Bytes;
 pub use copy::{CopyEngine, CopyError, HeapSlot, HostCopy, HostRegistrar, ReadAt, RegisterError};
 pub use error::{LayerError, StoreError};
 pub use source::{Blob, Extent, LayerSource, Tensor};
-pub use store::{Check, ExpertHandle, ExpertId, ExpertStore, Pinned, Progress, Tier, TierBytes};
+pub use store::{Check, ExpertHandle, ExpertId, ExpertStore, Pinned, Progress, Tier};

@@ -44,15 +44,6 @@ impl ExpertHandle {
     }
 }
 
-/// Bytes of experts by the tier they are in.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TierBytes {
-    /// In anonymous memory. Each expert's allocation is rounded up to whole pages on top of this.
-    pub heap: u64,
-    /// Read from the file's pages.
-    pub mapped: u64,
-}
-
 /// How far a [`ExpertStore::promote_all`] is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
@@ -73,7 +64,6 @@ enum Residence {
 struct Layer {
     source: LayerSource,
     experts: Box<[Cell<Residence>]>,
-    heap: AtomicU64,
 }
 
 /// Says in one sentence how the file under the mapped tier differs from what was opened.
@@ -114,13 +104,8 @@ impl ExpertStore {
             return Err(StoreError::LayerTwice { layer });
         }
         let experts = (0..source.experts()).map(|_| Cell::new(Residence::Home)).collect();
-        *place = Some(Layer { source, experts, heap: AtomicU64::new(0) });
+        *place = Some(Layer { source, experts });
         Ok(())
-    }
-
-    /// The layers that have experts, ascending, each with its home.
-    pub fn layers(&self) -> impl Iterator<Item = (u16, &LayerSource)> {
-        (0..).zip(&self.layers).filter_map(|(layer, place)| Some((layer, &place.as_ref()?.source)))
     }
 
     /// The expert as it is now.
@@ -170,7 +155,7 @@ impl ExpertStore {
     pub fn promote(&self, id: ExpertId, engine: &impl CopyEngine<Slot = HeapSlot>) -> Result<(), StoreError> {
         let (layer, cell) = self.find(id)?;
         let Some(epoch) = self.epoch_in(id, Tier::Mapped)? else { return Ok(()) };
-        let room = Room::reserve(self, layer, id)?;
+        let room = Room::reserve(self, layer.source.expert_bytes() as u64, id)?;
         let copy = HeapSlot::new(layer.source.expert_bytes())
             .and_then(|slot| engine.copy(id, &layer.source, slot))
             .and_then(|fence| engine.wait(fence))
@@ -217,20 +202,12 @@ impl ExpertStore {
         match cell.replace(epoch, Residence::Home) {
             Ok(copy) => {
                 drop(copy);
-                drop(Room { store: self, layer });
+                drop(Room { store: self, bytes: layer.source.expert_bytes() as u64 });
                 Ok(())
             }
             Err((Refused::Stale, _)) => Ok(()),
             Err((Refused::Pinned, _)) => Err(StoreError::Pinned { id }),
         }
-    }
-
-    /// A layer's bytes by tier. While experts move, one that is on its way counts for the heap tier.
-    pub fn layer_bytes(&self, layer: u16) -> Result<TierBytes, StoreError> {
-        let layer = self.layer(layer)?;
-        let all = layer.source.expert_bytes() as u64 * u64::from(layer.source.experts());
-        let heap = layer.heap.load(Ordering::Relaxed).min(all);
-        Ok(TierBytes { heap, mapped: all - heap })
     }
 
     /// Whether the file under the mapped tier is still what was opened. Meant to be asked once per window.
@@ -265,19 +242,17 @@ impl ExpertStore {
 /// One expert's bytes in the count of the heap tier, until dropped.
 struct Room<'a> {
     store: &'a ExpertStore,
-    layer: &'a Layer,
+    bytes: u64,
 }
 
 impl<'a> Room<'a> {
-    fn reserve(store: &'a ExpertStore, layer: &'a Layer, id: ExpertId) -> Result<Room<'a>, StoreError> {
-        let (needed, budget) = (layer.source.expert_bytes() as u64, store.heap_budget);
-        let within = |used: u64| used.checked_add(needed).filter(|&total| total <= budget);
-        store
-            .heap
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
-            .map_err(|used| StoreError::HeapFull { id, needed, left: budget.saturating_sub(used), budget })?;
-        layer.heap.fetch_add(needed, Ordering::Relaxed);
-        Ok(Room { store, layer })
+    fn reserve(store: &'a ExpertStore, bytes: u64, id: ExpertId) -> Result<Room<'a>, StoreError> {
+        let budget = store.heap_budget;
+        let within = |used: u64| used.checked_add(bytes).filter(|&total| total <= budget);
+        store.heap.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).map_err(|used| {
+            StoreError::HeapFull { id, needed: bytes, left: budget.saturating_sub(used), budget }
+        })?;
+        Ok(Room { store, bytes })
     }
 
     /// Leaves the bytes in the count: an expert has moved in.
@@ -288,9 +263,7 @@ impl<'a> Room<'a> {
 
 impl Drop for Room<'_> {
     fn drop(&mut self) {
-        let bytes = self.layer.source.expert_bytes() as u64;
-        self.layer.heap.fetch_sub(bytes, Ordering::Relaxed);
-        self.store.heap.fetch_sub(bytes, Ordering::Relaxed);
+        self.store.heap.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 

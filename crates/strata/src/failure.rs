@@ -7,6 +7,8 @@ use std::error::Error;
 use std::fmt;
 use std::io::Write;
 
+use strata_model::ModelError;
+
 /// Exit codes, as `--help` documents them.
 pub const FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
@@ -21,7 +23,7 @@ pub enum Failure {
     /// The work could not be done.
     Failed(Box<dyn Error + Send + Sync>),
     /// A file of the model is not what it was when it was opened.
-    Changed(strata_gguf::Error),
+    Changed(Box<dyn Error + Send + Sync>),
     /// Somebody pressed Ctrl-C.
     Interrupted,
     /// The reader of standard output has gone: nobody is left to tell anything.
@@ -50,7 +52,8 @@ impl Failure {
 
 impl<E: Error + Send + Sync + 'static> From<E> for Failure {
     fn from(error: E) -> Failure {
-        Failure::Failed(Box::new(error))
+        let error = Box::new(error);
+        if tells_of_change(&*error) { Failure::Changed(error) } else { Failure::Failed(error) }
     }
 }
 
@@ -64,6 +67,16 @@ impl fmt::Display for Failure {
             Failure::PipeClosed => f.write_str("the reader of the output has gone"),
         }
     }
+}
+
+/// Whether an error says that a file is not what it was. What happens to a model in use is found by looking at it again;
+/// this is for files that change while they are opened.
+fn tells_of_change(error: &(dyn Error + 'static)) -> bool {
+    let file = error.downcast_ref::<strata_gguf::Error>().or_else(|| match error.downcast_ref()? {
+        ModelError::Gguf(error) => Some(error),
+        _ => None,
+    });
+    matches!(file, Some(strata_gguf::Error::Changed { .. }))
 }
 
 /// Says a sentence on standard error, on one line. That nobody may be there to read it is no failure.
@@ -84,8 +97,11 @@ mod tests {
     /// Oracle: the documented exit codes.
     #[test]
     fn codes_are_as_documented() {
-        let changed = strata_gguf::Error::Changed { file: "m.gguf".into(), what: "was written to" };
-        assert_eq!(Failure::Changed(changed).code(), 74);
+        let changed = || strata_gguf::Error::Changed { file: "m.gguf".into(), what: "became shorter" };
+        assert_eq!(Failure::from(changed()).code(), 74);
+        assert_eq!(Failure::from(ModelError::Gguf(changed())).code(), 74);
+        let missing = strata_gguf::Error::MissingKey { file: "m.gguf".into(), key: "k".into() };
+        assert_eq!(Failure::from(missing).code(), 1);
         assert_eq!(Failure::usage("x").code(), 2);
         assert_eq!(Failure::from(std::io::Error::other("x")).code(), 1);
         assert_eq!(Failure::Interrupted.code(), 130);

@@ -48,7 +48,9 @@ fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Synth(args) => commands::synth::run(&args, &config),
-        Command::Plan(args) => commands::plan::run(&args, &config, &machine()?),
+        Command::Plan(args) => {
+            on_driver(machine()?, move |machine| commands::plan::run(&args, &config, machine))
+        }
         Command::Run(args) => {
             on_driver(machine()?, move |machine| commands::run::run(&args, &config, &environment, machine))
         }

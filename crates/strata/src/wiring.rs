@@ -9,10 +9,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use strata_cpu::Cpu;
-use strata_engine::{Engine, EngineConfig, Planned, SpawnIo};
+use strata_engine::{Engine, EngineConfig, EngineError, Planned, SpawnIo};
 use strata_model::Model;
 use strata_plan::Limits;
-use strata_topology::{Assignment, Pool, Role, Topology, spawn};
+use strata_topology::{Assignment, Role, Topology, refusal, spawn};
 
 use crate::config::Config;
 use crate::failure::{Failure, warn};
@@ -22,6 +22,7 @@ use crate::{interrupt, progress};
 pub struct Machine {
     assignment: Assignment,
     limits: Limits,
+    notes: Vec<String>,
     /// All models in use.
     models: Mutex<Vec<Arc<Model>>>,
 }
@@ -30,12 +31,13 @@ impl Machine {
     /// Looks at the machine.
     pub fn read(config: &Config) -> Result<Machine, Failure> {
         let topology = Topology::read();
-        topology.notes().iter().for_each(|note| tracing::info!("{note}"));
+        topology.notes().iter().for_each(warn);
         let assigned = topology.assign(config.threads);
         let assignment =
             assigned.map_err(|why| Failure::usage(format!("{}: {why}", config.name("threads"))))?;
         tracing::info!("{assignment}");
-        Ok(Machine { assignment, limits: limits(&topology), models: Mutex::default() })
+        let (limits, notes) = (limits(&topology), topology.notes().to_vec());
+        Ok(Machine { assignment, limits, notes, models: Mutex::default() })
     }
 
     /// What memory there is.
@@ -43,13 +45,31 @@ impl Machine {
         &self.limits
     }
 
+    /// What could not be read of the machine and what is assumed for it; and that it refused to place a thread.
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.iter().cloned().chain(refusal().map(ToString::to_string)).collect()
+    }
+
     /// Threads that compute.
     pub fn threads(&self) -> usize {
         self.assignment.threads()
     }
 
-    fn backend(&self, config: &Config) -> Result<Cpu, Failure> {
-        Ok(Cpu::new(Pool::with(&self.assignment)?, config.isa))
+    /// Opens a model and says what was odd about it.
+    pub fn open(&self, path: &Path) -> Result<Arc<Model>, Failure> {
+        let model = Arc::new(Model::open(path)?);
+        self.models.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&model));
+        for oddity in &model.warnings {
+            warn(format_args!("{}: {oddity}", path.display()));
+        }
+        if !model.unused.is_empty() {
+            tracing::info!("{}: {} tensors without a role here", path.display(), model.unused.len());
+        }
+        Ok(model)
+    }
+
+    fn backend(&self, config: &Config) -> Cpu {
+        Cpu::new(self.assignment.clone(), config.isa)
     }
 
     fn spawn_io(&self) -> SpawnIo {
@@ -59,27 +79,27 @@ impl Machine {
 
     /// Plans a model without allocating anything.
     pub fn plan(&self, model: &Arc<Model>, config: &Config) -> Result<Planned, Failure> {
-        check_context(model, &config.engine, config)?;
-        Ok(Engine::plan(model, &config.engine, &self.limits, &self.backend(config)?)?)
+        let planned = Engine::plan(model, &config.engine, &self.limits, &self.backend(config));
+        planned.map_err(|error| refused(error, &config.engine, config))
     }
 
     /// Loads a model, with a progress bar over what has to be copied. `engine` may differ from the configuration's own.
-    pub fn load(&self, model: Model, engine: &EngineConfig, config: &Config) -> Result<Engine, Failure> {
-        check_context(&model, engine, config)?;
+    pub fn load(&self, model: Arc<Model>, engine: &EngineConfig, config: &Config) -> Result<Engine, Failure> {
         let mut bar = None;
         let mut observe = |loaded: strata_engine::Progress| {
             let bar = bar.get_or_insert_with(|| progress::bytes(config.quiet, loaded.of, "loading"));
             bar.set_position(loaded.bytes);
             if interrupt::raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let backend = self.backend(config)?;
-        let model = Arc::new(model);
-        self.models.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&model));
-        let engine = Engine::load(model, engine, &self.limits, backend, self.spawn_io(), &mut observe);
+        let loaded =
+            Engine::load(model, engine, &self.limits, self.backend(config), self.spawn_io(), &mut observe);
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }
-        if interrupt::raised() { Err(Failure::Interrupted) } else { Ok(engine?) }
+        if interrupt::raised() {
+            return Err(Failure::Interrupted);
+        }
+        loaded.map_err(|error| refused(error, engine, config))
     }
 
     /// Why work failed: if a model's file has changed meanwhile, then that is why, whatever it led to.
@@ -87,43 +107,27 @@ impl Machine {
         let Failure::Failed(_) = failure else { return failure };
         let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         match models.iter().try_for_each(|model| model.gguf.unchanged()) {
-            Err(changed @ strata_gguf::Error::Changed { .. }) => Failure::Changed(changed),
+            Err(changed @ strata_gguf::Error::Changed { .. }) => changed.into(),
             _ => failure,
         }
     }
 }
 
-/// That the model allows the context asked for.
-fn check_context(model: &Model, engine: &EngineConfig, config: &Config) -> Result<(), Failure> {
-    let most = model.hyper.context;
-    match engine.context {
-        Some(asked) if asked > most => {
-            let (name, file) = (config.name("context"), model.gguf.path().display());
-            Err(Failure::usage(format!("{name} is {asked}, more than the {most} tokens that {file} allows")))
+/// Why a model is not planned or loaded: a context that it doesn't allow was asked for by the configuration or a command's own flag.
+fn refused(error: EngineError, engine: &EngineConfig, config: &Config) -> Failure {
+    match error {
+        EngineError::Context { .. } if engine.context == config.engine.context => {
+            Failure::usage(format!("{}: {error}", config.name("context")))
         }
-        _ => Ok(()),
+        EngineError::Context { .. } => Failure::usage(error.to_string()),
+        error => error.into(),
     }
-}
-
-/// Opens a model and says what was odd about it.
-pub fn open(path: &Path) -> Result<Model, Failure> {
-    let model = Model::open(path)?;
-    for oddity in &model.warnings {
-        warn(format_args!("{}: {oddity}", path.display()));
-    }
-    if !model.unused.is_empty() {
-        tracing::info!("{}: {} tensors without a role here", path.display(), model.unused.len());
-    }
-    Ok(model)
 }
 
 /// What the plan is checked against.
 fn limits(topology: &Topology) -> Limits {
     let memory = topology.memory();
     let Some(available) = memory.usable() else {
-        warn(
-            "the system doesn't say how much memory there is, so the memory plan is checked against nothing",
-        );
         return Limits { available: u64::MAX, total: u64::MAX, source: "nothing known".into() };
     };
     let group_is_tighter = memory.available.is_none_or(|machine| available < machine);

@@ -2,8 +2,8 @@
 //!
 //! The crate answers three questions and nothing else.
 //!
-//! - *What is this machine, for this process?* [`Topology`]: read once, through a [`SysTree`], so that a test
-//!   can be any machine. It carries the starting affinity mask, the cgroup's CPU quota and set, and the
+//! - *What is this machine, for this process?* [`Topology`]: read once, from a tree of files, so that a
+//!   test can be any machine. It carries the starting affinity mask, the cgroup's CPU quota and set, and the
 //!   [`MemoryLimits`].
 //! - *Which thread belongs where?* [`Topology::assign`] is a pure function from a topology and a wished
 //!   number of threads to an [`Assignment`]: a CPU set for each [`Role`]. [`spawn`] is how a thread gets one.
@@ -36,5 +36,4 @@ pub use cpuset::{CpuSet, ParseCpuSetError};
 pub use memory::{CgroupMemory, MemoryLimits};
 pub use pool::{Pool, PoolError};
 pub use roles::{AssignError, Assignment, Role};
-pub use source::{HostTree, MemoryTree, SysTree};
 pub use topology::{Caches, Cpu, Kind, Topology};

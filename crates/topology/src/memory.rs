@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use strata_plan::Bytes;
+
 use crate::source::SysTree;
 
 /// Memory of the machine and of the process's control group, in bytes. `None` where the system does not say.
@@ -62,20 +64,6 @@ impl MemoryLimits {
     }
 }
 
-/// `n` bytes as a person reads them: `31.3 GiB`.
-pub(crate) struct Bytes(pub(crate) u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = [(1u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-        match units.into_iter().find(|(unit, _)| self.0 >= *unit) {
-            Some((unit, name)) if self.0.is_multiple_of(unit) => write!(f, "{} {name}", self.0 / unit),
-            Some((unit, name)) => write!(f, "{:.1} {name}", self.0 as f64 / unit as f64),
-            None => write!(f, "{} B", self.0),
-        }
-    }
-}
-
 impl fmt::Display for MemoryLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.total {
@@ -111,15 +99,5 @@ mod tests {
             alone
         );
         assert_eq!(MemoryLimits::default().usable(), None);
-    }
-
-    /// Oracle: the forms by hand.
-    #[test]
-    fn bytes_read_well() {
-        let text = |n| Bytes(n).to_string();
-        assert_eq!(
-            [text(12), text(48 << 10), text(3 << 29), text(260 << 20)],
-            ["12 B", "48 KiB", "1.5 GiB", "260 MiB"]
-        );
     }
 }

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
     use crate::machines::{self, range};
 
-    fn assign(tree: &crate::MemoryTree, threads: impl Into<Option<usize>>) -> Assignment {
+    fn assign(tree: &crate::source::MemoryTree, threads: impl Into<Option<usize>>) -> Assignment {
         Topology::from_tree(tree).assign(threads.into()).unwrap()
     }
 

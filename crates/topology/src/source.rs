@@ -1,16 +1,17 @@
 //! Where the facts about a machine come from: a tree of small text files.
 //!
-//! [`HostTree`] is the machine's own `/proc` and `/sys`; [`MemoryTree`] is any machine, for tests. Paths have
+//! [`HostTree`] is the machine's own `/proc` and `/sys`; `MemoryTree` is any machine, for tests. Paths have
 //! no leading slash. A file that is missing or unreadable is `None`: whether that matters is for the reader
 //! to say.
 
+#[cfg(test)]
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
 
 /// A tree of small text files, such as `/proc` and `/sys`.
-pub trait SysTree {
+pub(crate) trait SysTree {
     /// The text of a file, trimmed.
     fn text(&self, path: &str) -> Option<String>;
 
@@ -20,7 +21,7 @@ pub trait SysTree {
 
 /// The file system below a root, normally `/`.
 #[derive(Debug, Clone)]
-pub struct HostTree {
+pub(crate) struct HostTree {
     root: PathBuf,
 }
 
@@ -29,7 +30,7 @@ impl HostTree {
     const MOST_BYTES: u64 = 1 << 20;
 
     /// The tree below `root`.
-    pub fn new(root: impl Into<PathBuf>) -> Self {
+    pub(crate) fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 }
@@ -53,36 +54,39 @@ impl SysTree for HostTree {
 }
 
 /// A tree in memory: path to text.
+#[cfg(test)]
 #[derive(Debug, Clone, Default)]
-pub struct MemoryTree {
+pub(crate) struct MemoryTree {
     files: BTreeMap<String, String>,
 }
 
+#[cfg(test)]
 impl MemoryTree {
     /// An empty tree: a machine that tells nothing.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
     /// Adds or replaces a file.
-    pub fn put(&mut self, path: impl Into<String>, text: impl ToString) -> &mut Self {
+    pub(crate) fn put(&mut self, path: impl Into<String>, text: impl ToString) -> &mut Self {
         self.files.insert(path.into(), text.to_string());
         self
     }
 
     /// The paths of the files.
-    pub fn paths(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &str> {
         self.files.keys().map(String::as_str)
     }
 
     /// Removes a file and everything below that path.
-    pub fn cut(&mut self, path: &str) -> &mut Self {
+    pub(crate) fn cut(&mut self, path: &str) -> &mut Self {
         self.files
             .retain(|p, _| p != path && !p.strip_prefix(path).is_some_and(|rest| rest.starts_with('/')));
         self
     }
 }
 
+#[cfg(test)]
 impl SysTree for MemoryTree {
     fn text(&self, path: &str) -> Option<String> {
         self.files.get(path).map(|text| text.trim().to_owned())

@@ -1,7 +1,7 @@
 //! The machine as one value: CPUs, cores, caches, NUMA nodes, kinds, the starting mask and the limits.
 //!
 //! Owns reading and reconciling them; what to do with them is `roles`'. A [`Topology`] is read once and never
-//! changes; it can be made from any [`SysTree`], so every decision that rests on it is tested on machines
+//! changes; it can be made from any `SysTree`, so every decision that rests on it is tested on machines
 //! nobody here has.
 //!
 //! Invariants: at least one CPU; [`Topology::allowed`] is not empty and every CPU in it is in
@@ -11,9 +11,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use strata_plan::Bytes;
+
 use crate::cgroup::{Cgroups, CpuQuota};
 use crate::cpuset::CpuSet;
-use crate::memory::{Bytes, MemoryLimits};
+use crate::memory::MemoryLimits;
 use crate::source::SysTree;
 
 /// Big cores before little ones. On a machine of equal cores all are big.
@@ -98,7 +100,8 @@ impl Topology {
     }
 
     /// The machine and process that a tree describes. Needs no file in particular, see [`Topology::notes`].
-    pub fn from_tree(tree: &dyn SysTree) -> Self {
+    #[cfg(test)]
+    pub(crate) fn from_tree(tree: &dyn SysTree) -> Self {
         Self::build(tree, None)
     }
 
@@ -168,8 +171,8 @@ impl Topology {
         settle_nodes(tree, &mut cpus);
         settle_kinds(tree, &mut cpus);
         let memory = MemoryLimits::read(tree, cgroups.memory());
-        if memory.total.is_none() {
-            notes.push("the system does not tell how much memory it has".to_owned());
+        if memory.usable().is_none() {
+            notes.push("the system does not tell how much memory there is: no limit is known".to_owned());
         }
         Self { cpus, allowed, quota: cgroups.quota(), memory, notes }
     }
@@ -242,7 +245,7 @@ fn read_cpu(tree: &dyn SysTree, id: usize) -> Cpu {
     cpu.max_khz = number("cpufreq/cpuinfo_max_freq");
     for index in tree.names(&format!("{directory}/cache")) {
         let text = |name: &str| tree.text(&format!("{directory}/cache/{index}/{name}"));
-        let size = text("size").and_then(|size| parse_size(&size));
+        let size = text("size").and_then(|size| Some(size.parse::<Bytes>().ok()?.0));
         match (text("level").as_deref(), text("type").as_deref()) {
             (Some("1"), Some("Data" | "Unified")) => cpu.caches.l1d = size,
             (Some("2"), Some("Data" | "Unified")) => cpu.caches.l2 = size,
@@ -255,16 +258,6 @@ fn read_cpu(tree: &dyn SysTree, id: usize) -> Cpu {
         }
     }
     cpu
-}
-
-/// A cache size as the kernel prints it: `512K`.
-fn parse_size(text: &str) -> Option<u64> {
-    let units = [('K', 1u64 << 10), ('M', 1 << 20), ('G', 1 << 30)];
-    let (digits, unit) = units
-        .iter()
-        .find_map(|(suffix, unit)| Some((text.strip_suffix(*suffix)?, *unit)))
-        .unwrap_or((text, 1));
-    digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
 /// Makes `siblings` agree with `core`, so that each CPU is in one core even if the files disagree.

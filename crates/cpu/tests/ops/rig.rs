@@ -12,7 +12,7 @@ use strata_plan::{Arena, Plan};
 use strata_quant::{Format, Isa, dequantise};
 use strata_residency::{ExpertStore, LayerSource};
 use strata_testkit::oracle::{Rows, rows};
-use strata_topology::{Pool, Topology};
+use strata_topology::Topology;
 
 /// Random numbers: splitmix64.
 pub struct Random(pub u64);
@@ -339,8 +339,8 @@ impl Rig {
                 buffer("out", wide),
             ],
         };
-        let pool = Pool::new(&Topology::read(), recipe.threads).unwrap();
-        let mut cpu = Cpu::new(pool, recipe.isa);
+        let assignment = Topology::read().assign(Some(recipe.threads)).unwrap();
+        let mut cpu = Cpu::new(assignment, recipe.isa);
         if let Some(grain) = recipe.grain {
             cpu = cpu.with_grain(grain);
         }

@@ -32,11 +32,6 @@ pub struct Choice {
 /// No token can be chosen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SampleError {
-    /// The model's output is broken.
-    #[error(
-        "the model gave no finite logit at position {0}: the model file is damaged, or its values overflow"
-    )]
-    NoFiniteLogit(usize),
     /// The mask leaves nothing.
     #[error("the constraint allows no token at position {0}")]
     NothingAllowed(usize),
@@ -79,9 +74,6 @@ impl Sampler {
         position: usize,
         mask: Option<TokenMask<'_>>,
     ) -> Result<Choice, SampleError> {
-        if !logits.iter().any(|l| l.is_finite()) {
-            return Err(SampleError::NoFiniteLogit(position));
-        }
         self.adjust(logits, mask);
         let token = if self.sampling.temperature == 0.0 { self.largest() } else { self.draw(position) }
             .ok_or(if mask.is_some() && self.sampling.logit_bias.is_empty() {
@@ -311,7 +303,7 @@ mod tests {
         s.sampling.logit_bias = (0..logits.len() as u32).map(|token| (token, f32::NEG_INFINITY)).collect();
         let left = s.choose(&logits, 5, None).unwrap_err();
         assert!(left == SampleError::NothingLeft(5) && left.to_string().contains("bias"), "{left}");
-        assert_eq!(s.choose(&[f32::NAN; 3], 6, None), Err(SampleError::NoFiniteLogit(6)));
+        assert_eq!(s.choose(&[f32::NAN; 3], 6, None), Err(SampleError::NothingLeft(6)));
     }
 
     /// Oracle: log softmax in f64.

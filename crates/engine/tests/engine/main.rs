@@ -6,6 +6,7 @@ mod chat;
 mod copy;
 mod eval;
 mod exactness;
+mod forms;
 mod geometries;
 mod golden;
 mod rig;

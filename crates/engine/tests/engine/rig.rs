@@ -9,7 +9,7 @@ use strata_engine::{Engine, EngineConfig, SeqId, Wants};
 use strata_model::Model;
 use strata_plan::Limits;
 use strata_quant::Isa;
-use strata_topology::{Pool, Role, Topology};
+use strata_topology::{Role, Topology};
 
 /// How to run a model.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ impl Rig {
         let topology = Topology::uniform(self.threads);
         let assignment = topology.assign(Some(self.threads)).unwrap();
         let io = assignment.set(Role::Io).clone();
-        let builder = Cpu::new(Pool::with(&assignment).unwrap(), self.isa);
+        let builder = Cpu::new(assignment, self.isa);
         let limits = Limits { available: 4 << 30, total: 4 << 30, source: "the test".into() };
         let spawn =
             Box::new(move |f: Box<dyn FnOnce() + Send>| strata_topology::spawn(Role::Io, &io, "rows", f));

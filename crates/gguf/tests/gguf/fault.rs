@@ -4,8 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::Barrier;
-use strata_gguf::sigbus::RemoveOnFault;
-use strata_gguf::{Gguf, sigbus};
+use strata_gguf::{Gguf, WholeFile, sigbus};
 use tempfile::TempDir;
 
 const CHILD: &str = "STRATA_GGUF_FAULT_TEST";
@@ -64,11 +63,12 @@ fn child_process() {
         "writing" => {
             let half = |name: &str| {
                 let name = std::path::Path::new(path).with_file_name(name);
-                std::fs::write(&name, "half").unwrap();
-                RemoveOnFault::new(&name).unwrap()
+                let mut file = WholeFile::create(&name, false).unwrap();
+                file.write(b"half").unwrap();
+                file
             };
-            let _being_written = [half("one.part"), half("two.part")];
-            drop(half("complete"));
+            let _being_written: Vec<WholeFile> = (0..100).map(|i| half(&format!("half {i}"))).collect();
+            half("complete").finish().unwrap();
             std::fs::File::options().write(true).open(path).unwrap().set_len(4096).unwrap();
             println!("survived {}", mapping.bytes(tensor)[0]);
         }
@@ -114,7 +114,7 @@ fn many_faults_are_one_sentence() {
     }
 }
 
-/// Oracle: the files that are there afterwards: no half ones, and the one whose removal was called off.
+/// Oracle: the files that are there afterwards: no half ones, and the complete one.
 #[test]
 fn half_written_files_are_removed() {
     let folder = tempfile::tempdir().unwrap();

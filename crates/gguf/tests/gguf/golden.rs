@@ -12,8 +12,8 @@ fn block_sizes_are_those_of_the_golden_formats() {
     assert!(names.len() >= 27, "only {} formats in quants.npz", names.len());
     for name in names {
         let id = npz.array::<i64>(&format!("{name}.id")).data;
-        let ty = TensorType::from_name(&name).unwrap_or_else(|| panic!("no type called {name}"));
-        assert_eq!(ty.name(), name.to_uppercase());
+        let named = TensorType::ALL.iter().find(|ty| ty.name() == name.to_uppercase());
+        let ty = named.unwrap_or_else(|| panic!("no type called {name}"));
         assert_eq!([ty.id().into(), ty.block_len() as i64, ty.block_bytes() as i64], *id, "{name}");
     }
 }
@@ -53,8 +53,6 @@ fn mapped_bytes_are_the_bytes_read_by_position() {
     let mapping = gguf.map().unwrap();
     let mut buf = Vec::new();
     for tensor in gguf.tensors() {
-        mapping.advise_random(tensor);
-        mapping.will_need(tensor, 0..tensor.bytes.min(4096));
         buf.resize(tensor.bytes as usize, 0);
         gguf.read_at(tensor, 0, &mut buf).unwrap();
         assert!(buf == mapping.bytes(tensor), "{}", tensor.name);

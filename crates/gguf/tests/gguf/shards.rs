@@ -143,7 +143,7 @@ fn shards_of_two_models_are_refused() {
         model(&[first.clone(), other(&second, "general.name", "x"), other(&third, "general.name", "y")]);
     let text = format!(
         "metadata key `general.name` differs from that in {}; the shards belong to two models",
-        path(&folder, one, 3).display()
+        path(&folder, two, 3).display()
     );
     refused(&path(&folder, one, 3), &path(&folder, three, 3), &text);
 

@@ -227,11 +227,6 @@ impl Ple {
         self.heads * self.row_width
     }
 
-    /// Columns of the convolution that are remembered.
-    pub fn conv_history(&self) -> usize {
-        (self.conv_kernel - 1) * self.ngram_size
-    }
-
     /// Rows that the table must have at least.
     pub fn table_rows(&self) -> u64 {
         self.hashes.iter().map(NgramHash::table_rows).max().unwrap_or(0)

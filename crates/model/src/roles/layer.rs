@@ -128,50 +128,6 @@ pub enum GateUp {
     Fused(TensorRef),
 }
 
-/// A projection of an expert.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExpertPart {
-    /// The gated first projection.
-    Gate,
-    /// The plain first projection.
-    Up,
-    /// The second projection.
-    Down,
-}
-
-/// Where one projection of one expert lies: whole rows, one after another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PartRange {
-    /// The tensor it lies in.
-    pub tensor: TensorRef,
-    /// First byte, from the begin of the tensor's data.
-    pub offset: u64,
-    /// Length in bytes.
-    pub bytes: u64,
-    /// Number of rows.
-    pub rows: usize,
-}
-
-impl Moe {
-    /// Where `part` of `expert` lies; `None` if there is no such expert.
-    pub fn part(&self, part: ExpertPart, expert: usize) -> Option<PartRange> {
-        let (tensor, rows) = match (part, self.gate_up) {
-            (ExpertPart::Gate, GateUp::Split { gate, .. }) => (gate, 0..gate.rows),
-            (ExpertPart::Up, GateUp::Split { up, .. }) => (up, 0..up.rows),
-            (ExpertPart::Gate, GateUp::Fused(both)) => (both, 0..both.rows / 2),
-            (ExpertPart::Up, GateUp::Fused(both)) => (both, both.rows / 2..both.rows),
-            (ExpertPart::Down, _) => (self.down, 0..self.down.rows),
-        };
-        let row_bytes = tensor.row_bytes() as u64;
-        (expert < tensor.experts).then(|| PartRange {
-            tensor,
-            offset: (expert * tensor.rows + rows.start) as u64 * row_bytes,
-            bytes: rows.len() as u64 * row_bytes,
-            rows: rows.len(),
-        })
-    }
-}
-
 /// The n-gram embedding of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ple {

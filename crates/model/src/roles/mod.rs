@@ -16,7 +16,7 @@ use crate::hyper::Hyper;
 use crate::warning::Warning;
 use find::Finder;
 
-pub use layer::{Attention, ExpertPart, GateUp, Gdn, Layer, Mixer, Moe, PartRange, Ple, Qsa, SharedExpert};
+pub use layer::{Attention, GateUp, Gdn, Layer, Mixer, Moe, Ple, Qsa, SharedExpert};
 
 /// Why the tensors don't make a model.
 #[derive(Debug, thiserror::Error)]

@@ -4,11 +4,13 @@
 //! way: block lines leave no white space, loops can break, strings have Python's methods, values print as in Python
 //! (`python`), and `raise_exception`, `strftime_now` and `tojson` exist. `{% generation %}` blocks are transparent.
 //!
-//! Templates come from downloaded files: the work one rendering may do is bounded, and nothing outside the given
-//! values can be reached. One thing is not bounded: a template made to nest values tens of thousands deep exhausts
-//! the stack when `minijinja` frees them.
+//! Templates come from downloaded files: how deep one may nest (`depth`) and the work one rendering may do are bounded, and
+//! nothing outside the given values can be reached. One thing is not bounded: a loop made to nest values tens of
+//! thousands deep exhausts the stack when `minijinja` frees them.
 
+mod depth;
 mod message;
+mod prompt;
 mod python;
 
 use jiff::ZonedDateTime;
@@ -20,6 +22,7 @@ use serde_json::Map;
 use strata_gguf::Metadata;
 
 pub use message::{Content, FunctionCall, Message, ToolCall};
+pub use prompt::PromptError;
 
 /// The work one rendering may do: about ten million instructions, and 64 bytes of text for each.
 const FUEL: u64 = 10_000_000;
@@ -122,6 +125,7 @@ impl Template {
     /// # Errors
     /// If it isn't valid.
     pub fn new(source: &str, specials: Vec<(&'static str, String)>) -> Result<Self, TemplateError> {
+        depth::check(source)?;
         let mut environment = Environment::new();
         environment.set_syntax(
             SyntaxConfig::builder()

@@ -321,12 +321,24 @@ impl Tokenizer {
     /// # Errors
     /// If the vocabulary can't express the text, which a complete byte-level vocabulary always can.
     pub fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_by(if parse_special { &self.specials } else { &self.user_defined }, text, None)
+    }
+
+    /// As [`Tokenizer::encode`]; `mark` is taken out of what is text.
+    fn encode_by(
+        &self,
+        finder: &SpecialFinder,
+        text: &str,
+        mark: Option<char>,
+    ) -> Result<Vec<u32>, TokenizerError> {
         let mut ids = Vec::with_capacity(text.len() / 3);
-        let finder = if parse_special { &self.specials } else { &self.user_defined };
         finder.segments(text, |segment| {
-            match segment {
-                Segment::Special(id) => ids.push(id),
-                Segment::Text(range) => self.encode_text(&text[range], &mut ids)?,
+            match (segment, mark) {
+                (Segment::Special(id, _), _) => ids.push(id),
+                (Segment::Text(range), None) => self.encode_text(&text[range], &mut ids)?,
+                (Segment::Text(range), Some(mark)) => {
+                    self.encode_text(&text[range].replace(mark, ""), &mut ids)?;
+                }
             }
             Ok(())
         })?;
@@ -339,11 +351,47 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn encode_start(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, TokenizerError> {
-        let mut ids = self.encode(text, parse_special)?;
+        Ok(self.started(self.encode(text, parse_special)?))
+    }
+
+    fn started(&self, mut ids: Vec<u32>) -> Vec<u32> {
         if let Some(bos) = self.bos.filter(|&bos| self.add_bos && ids.first() != Some(&bos)) {
             ids.insert(0, bos);
         }
-        Ok(ids)
+        ids
+    }
+
+    /// Whether a control token is written in `text`.
+    pub(crate) fn has_control(&self, text: &str) -> bool {
+        let mut found = false;
+        // No segment fails.
+        let _ = self.specials.segments(text, |segment| {
+            found |= matches!(segment, Segment::Special(id, _) if self.is_control(id));
+            Ok(())
+        });
+        found
+    }
+
+    /// `text` with `mark` around every character of a control token, so that none can be found in it any more.
+    pub(crate) fn without_control(&self, text: &str, mark: char) -> String {
+        let mut out = String::with_capacity(text.len());
+        let _ = self.specials.segments(text, |segment| {
+            match segment {
+                Segment::Special(id, range) if self.is_control(id) => {
+                    out.push(mark);
+                    out.extend(text[range].chars().flat_map(|c| [c, mark]));
+                }
+                Segment::Special(_, range) | Segment::Text(range) => out.push_str(&text[range]),
+            }
+            Ok(())
+        });
+        out
+    }
+
+    /// The ids that begin a sequence with `text`, whose control tokens are those that no `mark` breaks up. Marks are no
+    /// part of the text.
+    pub(crate) fn encode_marked(&self, text: &str, mark: Option<char>) -> Result<Vec<u32>, TokenizerError> {
+        Ok(self.started(self.encode_by(&self.specials, text, mark)?))
     }
 
     fn encode_text(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
@@ -423,7 +471,7 @@ impl Tokenizer {
         self.bos
     }
 
-    /// The token that ends a sequence, as the file names it; see [`Tokenizer::is_eog`] for all that do.
+    /// The token that ends a sequence, as the file names it; see [`Tokenizer::eog`] for all that do.
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
@@ -431,11 +479,6 @@ impl Tokenizer {
     /// Whether sequences begin with [`Tokenizer::bos`].
     pub fn add_bos(&self) -> bool {
         self.add_bos
-    }
-
-    /// Whether `id` ends generation.
-    pub fn is_eog(&self, id: u32) -> bool {
-        self.eog.contains(&id)
     }
 
     /// The tokens that end generation, ascending.

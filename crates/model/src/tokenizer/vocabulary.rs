@@ -107,7 +107,7 @@ pub(super) fn named_byte(text: &str) -> Option<u8> {
 /// A stretch of text, or a special token in it.
 pub(super) enum Segment {
     Text(Range<usize>),
-    Special(u32),
+    Special(u32, Range<usize>),
 }
 
 /// Finds special tokens in text: leftmost first, the longest of those that begin there.
@@ -147,7 +147,7 @@ impl SpecialFinder {
                 if m.start() > done {
                     segment(Segment::Text(done..m.start()))?;
                 }
-                segment(Segment::Special(ids[m.pattern().as_usize()]))?;
+                segment(Segment::Special(ids[m.pattern().as_usize()], m.range()))?;
                 done = m.end();
             }
         }

@@ -60,7 +60,7 @@ fn tiny_is_read() {
     assert_eq!(hyper.moe, Moe { experts: 8, used: 2, ffn: 32, shared_ffn: 32 });
     let ple = hyper.ple.as_ref().expect("has n-grams");
     assert_eq!((ple.layers.as_slice(), ple.ngram_size, ple.row_width, ple.heads), ([1].as_slice(), 3, 8, 8));
-    assert_eq!((ple.conv_kernel, ple.conv_history(), ple.embedding()), (4, 9, 64));
+    assert_eq!((ple.conv_kernel, ple.embedding()), (4, 64));
     assert_eq!((ple.end, ple.image_token, ple.table_rows()), (2, 250, 888));
     assert_eq!((hyper.ple_slot(1), hyper.ple_slot(0)), (Some(0), None));
 }

@@ -6,6 +6,7 @@
 //! Invariant: weight `i` of row `r` is `codes[r][i] - offset`; a product sums `code * a` and takes off
 //! `offset * sum(a)`, which is exact.
 
+use super::fetch;
 use super::vector::Vector;
 use crate::block::{BlockFormat, Minimum, SEGMENT};
 
@@ -234,7 +235,8 @@ struct Raw {
 }
 
 /// [`decode`] for a format and a path.
-pub(super) type Decode = unsafe fn(from: *const u8, row_bytes: usize, rows: usize, terms: usize, to: &Target);
+pub(super) type Decode =
+    unsafe fn(from: *const u8, row_bytes: usize, rows: usize, terms: usize, to: &Target, ahead: usize);
 
 /// A format, as the product kernels see it.
 #[derive(Clone, Copy)]
@@ -277,7 +279,7 @@ impl Decoder {
 }
 
 /// Decodes `terms` (at most 8) blocks of 32 of each of `rows` (at most `V::LANES`) rows. Lanes beyond `rows`
-/// of the codes keep what they had.
+/// of the codes keep what they had. Meanwhile the chunks `ahead` bytes on are fetched.
 ///
 /// # Safety
 /// `from` is the first row's first block, and `row_bytes` lead to the next row's. The processor has `V`'s
@@ -289,10 +291,12 @@ pub(super) unsafe fn decode<V: Vector, F: Coded>(
     rows: usize,
     terms: usize,
     to: &Target,
+    ahead: usize,
 ) {
     let raw = to.raw;
     for row in 0..rows {
         let p = from.add(row * row_bytes);
+        fetch(p.wrapping_add(ahead), CHUNK / F::LEN * F::BYTES);
         let codes = to.codes.add(row * to.stride).cast::<i32>();
         if terms == TERMS {
             raw_scales::<F>(p, TERMS, raw, row);

@@ -32,6 +32,8 @@ pub(super) unsafe fn few<V: Vector, K: Class>(w: &Rows, format: &Decoder, x: &Co
     let target = Panel::target(panel.as_mut_ptr(), CHUNK);
     let mut results = MaybeUninit::<Results>::uninit();
     let results = results.as_mut_ptr();
+    // There is nothing before the first strip that could be computed meanwhile.
+    fetch(w.bytes, (merge * V::LANES).min(w.rows) * w.row_bytes);
     let mut row = 0;
     while row < merged {
         strip::<V, K>(w, format, x, &target, row, V::LANES, merge, results);
@@ -71,8 +73,7 @@ unsafe fn strip<V: Vector, K: Class>(
     let row_blocks = w.k / 32;
     let (lane_bytes, blocks) = (merge * w.row_bytes, merge * row_blocks);
     let from = w.bytes.add(row * w.row_bytes);
-    // A strip is contiguous, and so is the next one: fetched while this one is computed, at the same pace.
-    let ahead = if row + merge * lanes < w.rows { lanes * lane_bytes } else { 0 };
+    let ahead = w.ahead(row..row + merge * lanes);
     let (sums, totals) =
         ((&raw mut (*results).sums).cast::<f32>(), (&raw mut (*results).totals).cast::<f32>());
     let rows = (&raw mut (*results).rows).cast::<f32>();
@@ -85,10 +86,7 @@ unsafe fn strip<V: Vector, K: Class>(
     for c in 0..blocks.div_ceil(TERMS) {
         let terms = (blocks - c * TERMS).min(TERMS);
         let from = from.add(c * format.chunk_bytes);
-        if ahead > 0 {
-            fetch(from.wrapping_add(ahead), lane_bytes, lanes, format.chunk_bytes);
-        }
-        (format.decode)(from, lane_bytes, lanes, terms, target);
+        (format.decode)(from, lane_bytes, lanes, terms, target, ahead);
         let start = at;
         for col in 0..x.cols {
             let (sums, totals) = (sums.add(col * WIDTH), totals.add(col * WIDTH));

@@ -10,8 +10,8 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::Rows;
 use super::vector::{Lanes, Vector};
+use super::{Rows, fetch};
 
 /// Weights that are f32, or widen to it.
 pub(super) trait Weight {
@@ -86,14 +86,13 @@ pub(super) unsafe fn product<V: Vector, W: Weight, const MANY: usize>(w: &Rows, 
             // Folded like the others.
             partial.write_bytes(0, 1);
         }
-        let strip = w.bytes.add(row * w.row_bytes);
         let mut col = 0;
         while col < cols {
             let x = x.add(col * w.k);
             let taken = match cols - col {
-                1 => strip_sums::<V, W, 1>(strip, w, rows, x, partial),
-                n if n < MANY => strip_sums::<V, W, 2>(strip, w, rows, x, partial),
-                _ => strip_sums::<V, W, MANY>(strip, w, rows, x, partial),
+                1 => strip_sums::<V, W, 1>(w, row, rows, x, partial),
+                n if n < MANY => strip_sums::<V, W, 2>(w, row, rows, x, partial),
+                _ => strip_sums::<V, W, MANY>(w, row, rows, x, partial),
             };
             for c in 0..taken {
                 let mut sums = [0.0f32; 16];
@@ -131,16 +130,17 @@ impl<V: Vector> Lanes<V::F> for Folded<V> {
     }
 }
 
-/// The partial sums of `rows` rows with `C` columns; returns `C`.
+/// The partial sums of `rows` rows from `first` on with `C` columns; returns `C`.
 #[inline(always)]
 unsafe fn strip_sums<V: Vector, W: Weight, const C: usize>(
-    strip: *const u8,
     w: &Rows,
+    first: usize,
     rows: usize,
     x: *const f32,
     to: *mut Partial,
 ) -> usize {
     let depth = if C > 2 { DEPTH } else { w.k };
+    let strip = w.bytes.add(first * w.row_bytes);
     let mut k = 0;
     while k < w.k {
         let ks = k..(k + depth).min(w.k);
@@ -151,6 +151,7 @@ unsafe fn strip_sums<V: Vector, W: Weight, const C: usize>(
             for (r, p) in p.iter_mut().enumerate() {
                 *p = strip.add((row + r).min(rows - 1) * w.row_bytes);
             }
+            let ahead = w.ahead(first + row..first + row + TILE);
             for part in 0..32 / V::LANES {
                 // Through memory, so that no sum of another part takes a register from this one's.
                 let mut sums = [[V::splat_f(0.0); C]; TILE];
@@ -161,7 +162,7 @@ unsafe fn strip_sums<V: Vector, W: Weight, const C: usize>(
                         }
                     }
                 }
-                tile::<V, W, C>(&p, x, w.k, ks.clone(), part, &mut sums);
+                tile::<V, W, C>(&p, x, w.k, ks.clone(), part, ahead, &mut sums);
                 for (r, sums) in sums.iter().enumerate() {
                     for (c, &sum) in sums.iter().enumerate() {
                         V::store_f(vector::<V>(to, c, part, row + r), sum);
@@ -176,6 +177,7 @@ unsafe fn strip_sums<V: Vector, W: Weight, const C: usize>(
 }
 
 /// Adds the products of lanes `part * V::LANES ..` of each row with each column, over the values `ks`.
+/// Meanwhile the values `ahead` bytes on are fetched.
 #[inline(always)]
 unsafe fn tile<V: Vector, W: Weight, const C: usize>(
     rows: &[*const u8; TILE],
@@ -183,6 +185,7 @@ unsafe fn tile<V: Vector, W: Weight, const C: usize>(
     k: usize,
     ks: Range<usize>,
     part: usize,
+    ahead: usize,
     sums: &mut [[V::F; C]; TILE],
 ) {
     let mut acc = *sums;
@@ -193,7 +196,12 @@ unsafe fn tile<V: Vector, W: Weight, const C: usize>(
             *a = V::load_f(x.add(c * k + i));
         }
         for (acc, row) in acc.iter_mut().zip(rows) {
-            let w = W::load::<V>(row.add(i * W::BYTES));
+            let at = row.add(i * W::BYTES);
+            // More columns leave memory enough time.
+            if C == 1 {
+                fetch(at.wrapping_add(ahead), V::LANES * W::BYTES);
+            }
+            let w = W::load::<V>(at);
             for (acc, &a) in acc.iter_mut().zip(&a) {
                 *acc = V::fma(w, a, *acc);
             }

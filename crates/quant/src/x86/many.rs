@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 
 use super::chunk::{Block, Class, Decoder, Panel, Scales, Sub, TERMS, Target, WIDTH, accumulate};
 use super::vector::Vector;
-use super::{Columns, Rows, fetch};
+use super::{Columns, Rows};
 use crate::activations::GROUP;
 use crate::block::{Minimum, SEGMENT};
 
@@ -40,6 +40,7 @@ pub(super) unsafe fn many<V: Vector, K: Class, const R: usize>(w: &Rows, format:
     let mut row = 0;
     while row < w.rows {
         let (lanes, merge) = if row < merged { (lanes, merge) } else { (lanes.min(w.rows - row), 1) };
+        let ahead = w.ahead(row..row + lanes * merge);
         let mut first = 0;
         while first < blocks {
             // Of each row of a lane.
@@ -50,12 +51,7 @@ pub(super) unsafe fn many<V: Vector, K: Class, const R: usize>(w: &Rows, format:
                 let from = w.bytes.add(row * w.row_bytes + (first / TERMS + c) * format.chunk_bytes);
                 let terms = (merge * terms - c * TERMS).min(TERMS);
                 let target = target.after(c * TERMS, format);
-                (format.decode)(from, merge * w.row_bytes, lanes, terms, &target);
-                // The next strip follows this one: fetched while this one is multiplied.
-                if row + 2 * lanes * merge <= w.rows {
-                    let ahead = lanes * merge * w.row_bytes;
-                    fetch(from.wrapping_add(ahead), merge * w.row_bytes, lanes, format.chunk_bytes);
-                }
+                (format.decode)(from, merge * w.row_bytes, lanes, terms, &target, ahead);
             }
             let strip = Strip { target, terms, first, row, lanes, merge, tiles };
             let mut col = 0;

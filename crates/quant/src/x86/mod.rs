@@ -64,6 +64,12 @@ impl<'a, 'o> Rows<'a, 'o> {
             out,
         }
     }
+
+    /// From rows that are computed to the same number of rows after them, which are fetched meanwhile: in
+    /// bytes. Nothing, where no rows follow.
+    fn ahead(&self, rows: Range<usize>) -> usize {
+        if rows.end < self.rows { rows.len() * self.row_bytes } else { 0 }
+    }
 }
 
 /// Quantised columns; see [`Activations`] for the layouts.
@@ -173,8 +179,15 @@ unsafe fn avx512_floats<W: Weight>(w: &Rows, x: *const f32, cols: usize) {
 }
 
 #[target_feature(enable = "avx2,fma,f16c,bmi2")]
-unsafe fn avx2_decode<F: Coded>(from: *const u8, row_bytes: usize, rows: usize, terms: usize, to: &Target) {
-    chunk::decode::<Avx2, F>(from, row_bytes, rows, terms, to)
+unsafe fn avx2_decode<F: Coded>(
+    from: *const u8,
+    row_bytes: usize,
+    rows: usize,
+    terms: usize,
+    to: &Target,
+    ahead: usize,
+) {
+    chunk::decode::<Avx2, F>(from, row_bytes, rows, terms, to, ahead)
 }
 
 #[target_feature(enable = "avx2,fma,f16c,bmi2,avxvnni")]
@@ -184,8 +197,9 @@ unsafe fn avxvnni_decode<F: Coded>(
     rows: usize,
     terms: usize,
     to: &Target,
+    ahead: usize,
 ) {
-    chunk::decode::<AvxVnni, F>(from, row_bytes, rows, terms, to)
+    chunk::decode::<AvxVnni, F>(from, row_bytes, rows, terms, to, ahead)
 }
 
 #[target_feature(enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -195,22 +209,23 @@ unsafe fn avx512_decode<F: Coded, const GATHERS: bool>(
     rows: usize,
     terms: usize,
     to: &Target,
+    ahead: usize,
 ) {
-    chunk::decode::<Avx512<GATHERS>, F>(from, row_bytes, rows, terms, to)
+    chunk::decode::<Avx512<GATHERS>, F>(from, row_bytes, rows, terms, to, ahead)
 }
 
-/// Asks for `bytes` bytes of each of `lanes` lanes, `lane_bytes` apart, to come to the second cache: the
-/// lines that begin there. The addresses need not exist.
+/// Asks for `bytes` bytes to come to the second cache. The addresses need not exist.
+///
+/// The first cache is too small for what is fetched long before its use, and has fewer requests under way at
+/// once. Requests beyond what the second has are lost, so they must not come in bursts: each row that is read
+/// asks for as much as it has.
 #[inline(always)]
-unsafe fn fetch(from: *const u8, lane_bytes: usize, lanes: usize, bytes: usize) {
+unsafe fn fetch(from: *const u8, bytes: usize) {
     use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-    for lane in 0..lanes {
-        let from = from.wrapping_add(lane * lane_bytes);
-        let (mut line, end) = (from.addr().next_multiple_of(64), from.addr() + bytes);
-        while line < end {
-            _mm_prefetch::<_MM_HINT_T1>(from.with_addr(line).cast());
-            line += 64;
-        }
+    let mut at = 0;
+    while at < bytes {
+        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(at).cast());
+        at += 64;
     }
 }
 
@@ -333,7 +348,7 @@ mod tests {
                         let got = unsafe {
                             Panel::prepare(panel.as_mut_ptr(), false);
                             let target = Panel::target(panel.as_mut_ptr(), chunk::CHUNK);
-                            decode(bytes.as_ptr(), row_bytes, rows, terms, &target);
+                            decode(bytes.as_ptr(), row_bytes, rows, terms, &target, 0);
                             term_of::<F>(&target, row, t)
                         };
                         let floats = |t: &Term| [t.d[0], t.d[1], t.d_min];

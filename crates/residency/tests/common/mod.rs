@@ -1,6 +1,6 @@
 //! Layers whose bytes are told by (layer, tensor, expert, place), so that a test knows what it must read.
 
-use strata_residency::{Blob, ExpertId, ExpertStore, LayerSource};
+use strata_residency::{Blob, ExpertId, ExpertStore, HostCopy, LayerSource, StoreError, Tensor, Tier};
 
 /// Experts per layer.
 pub const EXPERTS: u16 = 4;
@@ -49,4 +49,37 @@ pub fn store(layers: &[u16], room: u64) -> ExpertStore {
         store.add_layer(layer, source(layer)).unwrap();
     }
     store
+}
+
+/// A copy engine that reads these layers' bytes.
+pub fn host() -> HostCopy {
+    HostCopy::new(Box::new(|id, extent, to| {
+        let part = match extent.tensor {
+            Tensor::Gate => 0,
+            Tensor::Up => 1,
+            Tensor::Down => 2,
+            Tensor::GateUp => return Err("these layers have none".into()),
+        };
+        to.copy_from_slice(&expected(id).parts[part]);
+        Ok(())
+    }))
+}
+
+/// What the heap tier has left, in experts: found by asking for more than there is. It is full afterwards.
+pub fn room_left(store: &ExpertStore, layers: &[u16]) -> u64 {
+    let mut promoted = 0;
+    for id in layers.iter().flat_map(|&layer| (0..EXPERTS).map(move |expert| id(layer, expert))) {
+        match store.tier(id).unwrap() {
+            Tier::Heap => {}
+            Tier::Mapped => match store.promote(id, &host()) {
+                Ok(()) => promoted += 1,
+                Err(StoreError::HeapFull { left, .. }) => {
+                    assert_eq!(left, 0);
+                    return promoted;
+                }
+                Err(other) => panic!("{other}"),
+            },
+        }
+    }
+    panic!("there is room for all");
 }

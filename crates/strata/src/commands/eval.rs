@@ -1,6 +1,7 @@
 //! `strata eval`: how well a model predicts a text; with another model, how far apart they are.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{Value as Json, json};
 use strata_engine::EngineConfig;
@@ -14,7 +15,7 @@ use crate::config::Config;
 use crate::failure::Failure;
 use crate::output::{print, print_json};
 use crate::progress;
-use crate::wiring::{Machine, open};
+use crate::wiring::Machine;
 
 pub fn run(args: &EvalArgs, config: &Config, machine: &Machine) -> Result<(), Failure> {
     let cut = Cut { window: args.context, limit: args.windows };
@@ -28,11 +29,11 @@ pub fn run(args: &EvalArgs, config: &Config, machine: &Machine) -> Result<(), Fa
         _ => {}
     }
     let text = read_text(&args.text)?;
-    let model = open(&args.model)?;
+    let model = machine.open(&args.model)?;
     // Control tokens in the text are text, like everything else in it.
     let encode = |model: &Model| model.tokenizer.encode(&text, false);
     let tokens = encode(&model)?;
-    let other = args.against.as_deref().map(open).transpose()?;
+    let other = args.against.as_deref().map(|path| machine.open(path)).transpose()?;
     let windows = cut.windows(tokens.len()).map_err(|error| match error {
         EvalError::TooShort { tokens, window } => {
             let (text, tokens) = (source(&args.text), counted(tokens as u64, "token"));
@@ -42,15 +43,6 @@ pub fn run(args: &EvalArgs, config: &Config, machine: &Machine) -> Result<(), Fa
         }
         error => error.into(),
     })?;
-    for model in [Some(&model), other.as_ref()].into_iter().flatten() {
-        let (file, most) = (model.gguf.path().display(), model.hyper.context);
-        if args.context > most {
-            let asked = args.context;
-            return Err(Failure::usage(format!(
-                "--context {asked} is more than the {most} tokens that {file} allows"
-            )));
-        }
-    }
     if let Some(other) = &other
         && encode(other)? != tokens
     {
@@ -59,7 +51,7 @@ pub fn run(args: &EvalArgs, config: &Config, machine: &Machine) -> Result<(), Fa
         return Err(Failure::failed(why));
     }
     let wanted = EngineConfig { context: Some(args.context), ..config.engine.clone() };
-    let load = |model: Model| machine.load(model, &wanted, config);
+    let load = |model: Arc<Model>| machine.load(model, &wanted, config);
     let mut engine = load(model)?;
     let mut other = other.map(load).transpose()?;
 

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value as Json, json};
 use strata_gguf::{Array, Gguf, Metadata, TensorInfo, Value};
+use strata_plan::Bytes;
 
 use super::counted;
 use crate::args::InspectArgs;
@@ -97,17 +98,6 @@ fn file_bytes(gguf: &Gguf) -> u64 {
 
 // ---- text
 
-/// A number of bytes for people.
-fn size(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        (value, unit) = (value / 1024.0, unit + 1);
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", UNITS[unit]) }
-}
-
 /// A count for people.
 fn count(n: u64) -> String {
     match n {
@@ -168,14 +158,14 @@ fn as_text(gguf: &Gguf, tensors: bool) -> String {
 fn write_text(out: &mut String, gguf: &Gguf, tensors: bool) -> std::fmt::Result {
     let all = total(gguf);
     for shard in gguf.shards() {
-        writeln!(out, "{}  {}, GGUF version {}", shard.path.display(), size(shard.len), shard.version)?;
+        writeln!(out, "{}  {}, GGUF version {}", shard.path.display(), Bytes(shard.len), shard.version)?;
     }
     writeln!(
         out,
         "{}, {} values, {} of data, {:.2} bits per value",
         counted(all.tensors, "tensor"),
         count(all.values),
-        size(all.bytes),
+        Bytes(all.bytes),
         all.bits()
     )?;
 
@@ -200,7 +190,7 @@ fn write_text(out: &mut String, gguf: &Gguf, tensors: bool) -> std::fmt::Result 
                 "  {name:<14}{:>8} {:>10} {:>12} {part:>6.1}% {:>6.2}",
                 share.tensors,
                 count(share.values),
-                size(share.bytes),
+                Bytes(share.bytes),
                 share.bits()
             )?;
         }
@@ -219,7 +209,7 @@ fn write_text(out: &mut String, gguf: &Gguf, tensors: bool) -> std::fmt::Result 
                 "  {:<width$}  {:<8} {:>12}  {:>3}:{:<14} {shape}",
                 one_line(&tensor.name),
                 tensor.ty.name(),
-                size(tensor.bytes),
+                Bytes(tensor.bytes),
                 tensor.shard + 1,
                 tensor.offset
             )?;
@@ -373,11 +363,9 @@ mod tests {
         );
     }
 
-    /// Oracle: powers of 1024 and of 1000.
+    /// Oracle: powers of 1000.
     #[test]
-    fn sizes_and_counts_read_well() {
-        assert_eq!((size(0), size(1023), size(1536)), ("0 B".into(), "1023 B".into(), "1.50 KiB".into()));
-        assert_eq!(size(52 << 30), "52.00 GiB");
+    fn counts_read_well() {
         assert_eq!((count(999), count(59_100_000)), ("999".into(), "59.1 M".into()));
     }
 }

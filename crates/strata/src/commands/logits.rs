@@ -5,13 +5,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use strata_engine::{EngineConfig, Wants};
-use strata_gguf::Gguf;
+use strata_gguf::{Gguf, WholeFile};
 
 use crate::args::LogitsArgs;
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::output::{WholeFile, npy_header};
-use crate::wiring::{Machine, open};
+use crate::output::npy_header;
+use crate::wiring::Machine;
 use crate::{interrupt, progress};
 
 pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), Failure> {
@@ -23,23 +23,22 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
         ));
     }
     interrupt::catch(interrupt::ENDINGS)?;
-    WholeFile::check(&args.out)?;
-    let model = open(&args.model)?;
+    // What can't be written is known before the work for it.
+    drop(WholeFile::create(&args.out, true)?);
+    let model = machine.open(&args.model)?;
     check_is_not_model(&args.out, &model.gguf)?;
-    let (vocab, most) = (model.hyper.vocab, model.hyper.context);
-    if ids.len() > most {
-        return Err(Failure::failed(format!(
-            "{} token ids don't fit the model's context of {most}",
-            ids.len()
-        )));
-    }
+    let vocab = model.hyper.vocab;
     let wanted = EngineConfig { context: Some(ids.len()), draft: args.mtp, ..config.engine.clone() };
-    let mut engine = machine.load(model, &wanted, config)?;
+    let mut engine = machine.load(model, &wanted, config).map_err(|failure| match failure {
+        // Too many ids are no flag's fault.
+        Failure::Usage(why) => Failure::failed(why),
+        failure => failure,
+    })?;
 
     let seq = engine.open()?;
     let canceller = engine.canceller(seq)?;
     interrupt::cancels(canceller.clone());
-    let mut out = WholeFile::create(&args.out)?;
+    let mut out = WholeFile::create(&args.out, true)?;
     out.write(&npy_header(rows, vocab))?;
     let bar = progress::steps(config.quiet, rows as u64, "logits", "tokens");
     let mut failed = None;
@@ -48,9 +47,9 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
         bar.inc(1);
         interrupt::pass_on();
         if failed.is_none()
-            && let Err(failure) = out.write(&little_endian(logits))
+            && let Err(error) = out.write(&little_endian(logits))
         {
-            failed = Some(failure);
+            failed = Some(error);
             canceller.cancel();
         }
     });
@@ -58,11 +57,11 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
     if interrupt::raised() {
         return Err(Failure::Interrupted);
     }
-    if let Some(failure) = failed {
-        return Err(failure);
+    if let Some(error) = failed {
+        return Err(error.into());
     }
     read?;
-    out.finish()
+    Ok(out.finish()?)
 }
 
 /// That the array wouldn't replace a file of the model, under whatever name.

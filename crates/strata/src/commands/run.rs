@@ -13,7 +13,7 @@ use crate::config::{Config, Environment};
 use crate::delivery::{Outcome, Printer, deliver};
 use crate::failure::{Failure, say, warn};
 use crate::output::print_json;
-use crate::wiring::{Machine, open};
+use crate::wiring::Machine;
 use crate::{commands, interrupt};
 
 pub fn run(
@@ -23,7 +23,7 @@ pub fn run(
     machine: &Machine,
 ) -> Result<(), Failure> {
     let prompt = args.prompt.as_deref().map(|prompt| read_prompt(prompt, args.raw)).transpose()?;
-    let model = open(&args.model)?;
+    let model = machine.open(&args.model)?;
     let sampling = config.sampling(Sampling::recommended(model.gguf.metadata())?);
     sampling.validate(model.hyper.vocab).map_err(|why| config.out_of_range(&why))?;
     if !args.raw {

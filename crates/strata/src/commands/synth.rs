@@ -1,5 +1,6 @@
 //! `strata synth`: a random-weight model of a real geometry, to try a machine or an engine with.
 
+use strata_plan::Bytes;
 use strata_synth::{Geometry, Mix, Options, SynthError};
 
 use super::counted;
@@ -34,9 +35,8 @@ pub fn run(args: &SynthArgs, config: &Config) -> Result<(), Failure> {
         Ok(made) => {
             if !config.quiet {
                 let files: Vec<String> = made.files.iter().map(|file| file.display().to_string()).collect();
-                let gib = made.bytes as f64 / (1u64 << 30) as f64;
                 let tensors = counted(made.tensors as u64, "tensor");
-                say(format_args!("{}: {tensors}, {gib:.2} GiB", files.join(", ")));
+                say(format_args!("{}: {tensors}, {}", files.join(", "), Bytes(made.bytes)));
             }
             Ok(())
         }

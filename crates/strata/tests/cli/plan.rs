@@ -1,6 +1,10 @@
 //! `strata plan`.
 
-use crate::program::{Place, golden, pebble};
+use std::process::{Command, Stdio};
+
+use assert_cmd::cargo::cargo_bin;
+
+use crate::program::{Ended, Place, golden, pebble};
 
 /// Oracle: addition, and that a cache grows with the context and its format.
 #[test]
@@ -39,4 +43,14 @@ fn reads_well() {
 #[test]
 fn a_context_beyond_the_model_is_refused() {
     Place::new().run(&["plan", &pebble(), "--context", "1000000"]).badly(2, &["1000000", "8192"]);
+}
+
+/// Oracle: a limit on addresses that leaves no room for the stacks of so many threads.
+#[test]
+fn a_plan_starts_no_threads() {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -v 1000000; exec \"$0\" \"$@\""]).arg(cargo_bin!("strata"));
+    shell.args(["plan", &pebble(), "--threads", "1000"]).env_clear().stdin(Stdio::null());
+    let text = Ended::of(shell.output().unwrap()).well();
+    assert!(text.contains("1000 threads"), "{text}");
 }

@@ -51,3 +51,23 @@ fn refuses_what_makes_no_sense() {
     assert!(fs::read(&out).unwrap().starts_with(b"GGUF"));
     assert_eq!(place.files(), ["out.gguf"]);
 }
+
+/// Oracle: the seeds. Nothing else tells the shards apart: their tensors have the same names, shapes and formats.
+#[test]
+fn shards_of_two_seeds_are_no_model() {
+    let place = Place::new();
+    for seed in ["1", "2"] {
+        let out = place.name(&format!("{seed}.gguf"));
+        let flags = ["--geometry", "tiny", "--formats", "f32", "--split", "1M", "--seed", seed];
+        place.run(&[&["synth", &out], &flags[..]].concat()).well();
+    }
+    let shards: Vec<String> = place.files().into_iter().filter(|name| name.starts_with("1-")).collect();
+    assert!(shards.len() > 1);
+    place.run(&["inspect", &place.name(&shards[0])]).well();
+    fs::copy(place.path(&shards[1].replacen('1', "2", 1)), place.path(&shards[1])).unwrap();
+    for shard in &shards {
+        place
+            .run(&["inspect", &place.name(shard)])
+            .badly(1, &[&shards[0], &shards[1], "`synth.seed`", "two models"]);
+    }
+}

@@ -6,285 +6,24 @@
 //!
 //! The environment comes in as a value ([`Environment`]), read in one place and nowhere else in the program.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::num::{IntErrorKind, ParseIntError};
-use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+mod environment;
+mod settings;
+mod words;
 
-use serde::Deserialize;
-use serde::de::{DeserializeOwned, IntoDeserializer, value};
-use strata_backend::KvFormat;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
 use strata_engine::sampling::SamplingError;
-use strata_engine::{EngineConfig, ExpertHome, Sampling};
+use strata_engine::{EngineConfig, Sampling};
 use strata_quant::Isa;
 use strata_topology::Assignment;
-use toml::{Spanned, Value};
+
+pub use environment::Environment;
+pub use settings::Settings;
+use settings::read_file;
+pub use words::{Bias, Level, Switch, expert_home, kv_format, size, whole};
 
 use crate::failure::Failure;
-
-/// What [`Environment`] reads, beside the settings.
-const OTHER_VARIABLES: [&str; 1] = ["STRATA_CONFIG"];
-/// Variables that only tests read.
-const TEST_VARIABLES: [&str; 2] = ["STRATA_GOLDEN", "STRATA_MODELS"];
-
-/// On or off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Switch {
-    On,
-    Off,
-}
-
-impl Switch {
-    pub fn name(self) -> &'static str {
-        match self {
-            Switch::On => "on",
-            Switch::Off => "off",
-        }
-    }
-
-    pub fn is_on(self) -> bool {
-        self == Switch::On
-    }
-}
-
-impl FromStr for Switch {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        match word {
-            "on" | "true" | "1" => Ok(Switch::On),
-            "off" | "false" | "0" => Ok(Switch::Off),
-            other => Err(format!("`{other}` is neither on nor off")),
-        }
-    }
-}
-
-/// What is worth logging.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Level {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
-impl Level {
-    pub const ALL: [Level; 6] =
-        [Level::Off, Level::Error, Level::Warn, Level::Info, Level::Debug, Level::Trace];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Level::Off => "off",
-            Level::Error => "error",
-            Level::Warn => "warn",
-            Level::Info => "info",
-            Level::Debug => "debug",
-            Level::Trace => "trace",
-        }
-    }
-}
-
-impl FromStr for Level {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        word_of(word)
-    }
-}
-
-/// A bias on one token's logit, written `ID=X`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Bias {
-    pub token: u32,
-    pub bias: f32,
-}
-
-impl FromStr for Bias {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parsed = text.split_once('=').and_then(|(token, bias)| {
-            Some(Bias { token: token.trim().parse().ok()?, bias: bias.trim().parse().ok()? })
-        });
-        parsed.ok_or_else(|| format!("`{text}` is no token id and number like 17=-1.5"))
-    }
-}
-
-/// A word by the names that the type has in the configuration file.
-fn word_of<'a, T: Deserialize<'a>>(word: &'a str) -> Result<T, String> {
-    T::deserialize(word.into_deserializer()).map_err(|error: value::Error| error.to_string().replace('`', ""))
-}
-
-/// Reads `--kv`.
-pub fn kv_format(word: &str) -> Result<KvFormat, String> {
-    word_of(word)
-}
-
-/// Reads `--experts`.
-pub fn expert_home(word: &str) -> Result<ExpertHome, String> {
-    word_of(word)
-}
-
-/// Reads a size: bytes, or with K, M, G or T behind the number units of 1024 times as much each.
-pub fn size(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
-        "" | "B" => 0,
-        "K" | "KIB" => 10,
-        "M" | "MIB" => 20,
-        "G" | "GIB" => 30,
-        "T" | "TIB" => 40,
-        unit => return Err(format!("`{unit}` is no unit; give K, M, G or T")),
-    };
-    let number: u64 = digits.parse().map_err(|_| format!("`{text}` is no size like 500M or 20G"))?;
-    if number == 0 {
-        return Err("it must be at least 1 byte".into());
-    }
-    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is more than can be counted"))
-}
-
-/// Reads a count from a flag, or says what it must be.
-pub fn whole<T: FromStr<Err = ParseIntError>>(text: &str) -> Result<T, String> {
-    text.trim().parse().map_err(|error: ParseIntError| match error.kind() {
-        IntErrorKind::PosOverflow => "it is more than can be counted".into(),
-        _ => format!("it must be {WHOLE}"),
-    })
-}
-
-// ---- what settings must be, and how they are read from variables and from the file
-
-const WHOLE: &str = "a whole number, not negative";
-const NUMBER: &str = "a number";
-const TEXT: &str = "a text in quotes";
-const SWITCH: &str = "on or off";
-const BIASES: &str = "token ids and numbers, such as \"17=-inf,23=1.5\" or [[17, -inf], [23, 1.5]]";
-
-fn parsed<T: FromStr>(text: &str) -> Option<T> {
-    text.trim().parse().ok()
-}
-
-fn biases(text: &str) -> Option<Vec<(u32, f32)>> {
-    let bias = |bias: &str| bias.parse().ok().map(|Bias { token, bias }| (token, bias));
-    text.split(',').map(bias).collect()
-}
-
-fn plain<T: DeserializeOwned>(value: &Value) -> Option<T> {
-    value.clone().try_into().ok()
-}
-
-fn switch(value: &Value) -> Option<Switch> {
-    match value {
-        Value::Boolean(on) => Some(if *on { Switch::On } else { Switch::Off }),
-        Value::String(word) => word.parse().ok(),
-        _ => None,
-    }
-}
-
-fn listed_biases(value: &Value) -> Option<Vec<(u32, f32)>> {
-    value.as_str().map_or_else(|| plain(value), biases)
-}
-
-/// One list of all settings makes the layer, its keys, how a variable and a value of the file are read, and how layers are put on
-/// each other.
-macro_rules! settings {
-    ($($(#[$doc:meta])* $key:ident: $type:ty, $variable:literal, $range:expr, $read:expr, $take:expr;)+) => {
-        /// One layer of the configuration: what it leaves open is `None`.
-        #[derive(Debug, Clone, Default, PartialEq)]
-        pub struct Settings {
-            $($(#[$doc])* pub $key: Option<$type>,)+
-        }
-
-        impl Settings {
-            /// The variables that settings are read from.
-            const VARIABLES: &'static [&'static str] = &[$($variable),+];
-            /// The keys that the file may have, in the order of [`Settings::VARIABLES`].
-            pub const KEYS: &'static [&'static str] = &[$(stringify!($key)),+];
-
-            /// This layer over another one. Whoever gives a temperature doesn't want what a layer below says of greed.
-            #[must_use]
-            pub fn over(self, mut below: Settings) -> Settings {
-                if self.temperature.is_some() {
-                    below.greedy = None;
-                }
-                Settings { $($key: self.$key.or(below.$key),)+ }
-            }
-
-            /// Whether this layer decides the setting.
-            fn decides(&self, key: &str) -> bool {
-                match key {
-                    $(stringify!($key) => self.$key.is_some(),)+
-                    _ => false,
-                }
-            }
-
-            fn from_variables(environment: &Environment) -> Result<Settings, Failure> {
-                let mut settings = Settings::default();
-                $(if let Some(text) = environment.get($variable)? {
-                    let read: fn(&str) -> Option<$type> = $read;
-                    settings.$key = Some(read(text).ok_or_else(|| {
-                        Failure::usage(format!("the variable {} is `{text}`, but must be {}", $variable, $range))
-                    })?);
-                })+
-                Ok(settings)
-            }
-
-            /// Takes a value of the file, or says in words what is wrong with it.
-            fn put(&mut self, key: &str, value: &Value) -> Result<(), String> {
-                match key {
-                    $(stringify!($key) => {
-                        let take: fn(&Value) -> Option<$type> = $take;
-                        let taken = take(value);
-                        self.$key = Some(taken.ok_or_else(|| format!("`{key}` is {value}, but must be {}", $range))?);
-                        Ok(())
-                    })+
-                    _ => Err(format!("`{key}` is no setting; there are {}", Settings::KEYS.join(", "))),
-                }
-            }
-        }
-    };
-}
-
-settings! {
-    /// Threads that compute.
-    threads: usize, "STRATA_THREADS", WHOLE, parsed, plain;
-    /// Tokens that a sequence may have.
-    context: usize, "STRATA_CONTEXT", WHOLE, parsed, plain;
-    /// Rows of a prompt window.
-    window: usize, "STRATA_WINDOW", WHOLE, parsed, plain;
-    /// How keys and values are stored.
-    kv: KvFormat, "STRATA_KV", "f32 or f16", |word| kv_format(word).ok(), plain;
-    /// Where routed experts live.
-    experts: ExpertHome, "STRATA_EXPERTS", "mapped or heap", |word| expert_home(word).ok(), plain;
-    /// Instruction set path.
-    isa: String, "STRATA_ISA", TEXT, parsed, plain;
-    /// What to log.
-    log: Level, "STRATA_LOG", "off, error, warn, info, debug or trace", parsed, plain;
-    /// Nothing on standard error but warnings and errors.
-    quiet: Switch, "STRATA_QUIET", SWITCH, parsed, switch;
-    /// Always the most probable token: a temperature of 0.
-    greedy: Switch, "STRATA_GREEDY", SWITCH, parsed, switch;
-    temperature: f32, "STRATA_TEMPERATURE", NUMBER, parsed, plain;
-    top_k: usize, "STRATA_TOP_K", WHOLE, parsed, plain;
-    top_p: f32, "STRATA_TOP_P", NUMBER, parsed, plain;
-    min_p: f32, "STRATA_MIN_P", NUMBER, parsed, plain;
-    repetition_penalty: f32, "STRATA_REPETITION_PENALTY", NUMBER, parsed, plain;
-    presence_penalty: f32, "STRATA_PRESENCE_PENALTY", NUMBER, parsed, plain;
-    frequency_penalty: f32, "STRATA_FREQUENCY_PENALTY", NUMBER, parsed, plain;
-    /// Pairs of a token and what its logit gets.
-    logit_bias: Vec<(u32, f32)>, "STRATA_LOGIT_BIAS", BIASES, biases, listed_biases;
-    seed: u64, "STRATA_SEED", WHOLE, parsed, plain;
-    /// Tokens of an answer.
-    max_tokens: usize, "STRATA_MAX_TOKENS", WHOLE, parsed, plain;
-    /// System message.
-    system: String, "STRATA_SYSTEM", TEXT, |text| Some(text.to_owned()), plain;
-    /// Whether the model thinks before it answers.
-    think: Switch, "STRATA_THINK", SWITCH, parsed, switch;
-}
 
 /// Who decides a layer.
 #[derive(Debug, Clone)]
@@ -308,64 +47,6 @@ impl Layer {
 /// The flag of a setting.
 pub fn flag(key: &str) -> String {
     format!("--{}", key.replace('_', "-"))
-}
-
-/// The process's environment, as far as this program looks at it.
-#[derive(Debug, Clone, Default)]
-pub struct Environment(BTreeMap<String, OsString>);
-
-impl Environment {
-    /// Reads it. Nothing else in the program does.
-    pub fn read() -> Environment {
-        let wanted = |name: &str| {
-            name.starts_with("STRATA_")
-                || matches!(name, "HOME" | "XDG_CONFIG_HOME" | "XDG_STATE_HOME" | "NO_COLOR" | "TERM")
-        };
-        let named = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
-        Environment(named.filter(|(name, _)| wanted(name)).collect())
-    }
-
-    fn get(&self, name: &str) -> Result<Option<&str>, Failure> {
-        let Some(value) = self.0.get(name).filter(|value| !value.is_empty()) else { return Ok(None) };
-        let text =
-            value.to_str().ok_or_else(|| Failure::usage(format!("the variable {name} is not UTF-8")))?;
-        Ok(Some(text))
-    }
-
-    fn path(&self, name: &str) -> Option<PathBuf> {
-        self.0.get(name).filter(|value| !value.is_empty()).map(PathBuf::from)
-    }
-
-    /// Whether text may be dimmed on a terminal.
-    pub fn allows_style(&self) -> bool {
-        self.path("NO_COLOR").is_none() && self.0.get("TERM").is_none_or(|term| term != "dumb")
-    }
-
-    /// A file of this program in the folder that `variable` names, or `fallback` in the home folder.
-    fn file(&self, variable: &str, fallback: &str, name: &str) -> Option<PathBuf> {
-        let folder = self.path(variable).or_else(|| Some(self.path("HOME")?.join(fallback)))?;
-        Some(folder.join("strata").join(name))
-    }
-
-    /// The usual configuration file.
-    fn config_file(&self) -> Option<PathBuf> {
-        self.file("XDG_CONFIG_HOME", ".config", "config.toml")
-    }
-
-    /// The file that remembers what was typed into chats.
-    pub fn history_file(&self) -> Option<PathBuf> {
-        self.file("XDG_STATE_HOME", ".local/state", "history")
-    }
-
-    /// Variables that look like this program's but mean nothing.
-    pub fn unknown(&self) -> impl Iterator<Item = &str> {
-        let known = |name: &str| {
-            Settings::VARIABLES.contains(&name)
-                || OTHER_VARIABLES.contains(&name)
-                || TEST_VARIABLES.contains(&name)
-        };
-        self.0.keys().map(String::as_str).filter(move |name| name.starts_with("STRATA_") && !known(name))
-    }
 }
 
 /// Everything that was decided before the model is opened.
@@ -503,25 +184,10 @@ fn new_seed() -> u64 {
     RandomState::new().hash_one(std::process::id()) >> 11
 }
 
-/// Reads a configuration file.
-fn read_file(path: &Path) -> Result<Settings, Failure> {
-    let failed = |why: String| Failure::usage(format!("the configuration file {}: {why}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-    let line = |span: Range<usize>| text.bytes().take(span.start).filter(|&byte| byte == b'\n').count() + 1;
-    let table: BTreeMap<Spanned<String>, Value> = toml::from_str(&text).map_err(|error| {
-        let place = error.span().map_or(String::new(), |span| format!("line {}: ", line(span)));
-        failed(format!("{place}{}", error.message().replace('\n', " ")))
-    })?;
-    let mut settings = Settings::default();
-    for (key, value) in &table {
-        let put = settings.put(key.get_ref(), value);
-        put.map_err(|why| failed(format!("line {}: {why}", line(key.span()))))?;
-    }
-    Ok(settings)
-}
-
 #[cfg(test)]
 mod tests {
+    use strata_backend::KvFormat;
+
     use super::*;
 
     fn environment(variables: &[(&str, &str)]) -> Environment {
@@ -643,14 +309,6 @@ mod tests {
         assert_eq!(temperature(greedy, &[("STRATA_TEMPERATURE", "0.9")]), 0.0);
     }
 
-    /// Oracle: the naming rule that the help states.
-    #[test]
-    fn variables_are_named_after_keys() {
-        let named: Vec<String> =
-            Settings::KEYS.iter().map(|key| format!("STRATA_{}", key.to_uppercase())).collect();
-        assert_eq!(named, Settings::VARIABLES);
-    }
-
     /// Oracle: the XDG base directory rule, and that a file nobody named may be absent.
     #[test]
     fn finds_the_usual_file() {
@@ -663,29 +321,5 @@ mod tests {
         std::fs::write(folder.path().join(".config/strata/config.toml"), "context = 77\n").unwrap();
         assert_eq!(resolve().engine.context, Some(77));
         assert_eq!(environment.history_file().unwrap(), folder.path().join(".local/state/strata/history"));
-    }
-
-    /// Oracle: the forms that the help shows.
-    #[test]
-    fn reads_the_words_of_flags() {
-        assert_eq!("17=-inf".parse(), Ok(Bias { token: 17, bias: f32::NEG_INFINITY }));
-        assert!("x=1".parse::<Bias>().is_err() && "1".parse::<Bias>().is_err());
-        assert_eq!(biases("1=2, 3=-4.5"), Some(vec![(1, 2.0), (3, -4.5)]));
-        assert_eq!(kv_format("f32"), Ok(KvFormat::F32));
-        assert_eq!(expert_home("heap"), Ok(ExpertHome::Heap));
-        assert_eq!("debug".parse(), Ok(Level::Debug));
-        assert_eq!((size("512"), size("20G"), size("3kib")), (Ok(512), Ok(20 << 30), Ok(3072)));
-        assert!(size("G").is_err() && size("4X").is_err() && size("99999999999T").is_err());
-        assert!(size("0").is_err() && size("0G").is_err());
-        assert_eq!(whole::<usize>("12"), Ok(12));
-        assert!(whole::<u64>("-3").unwrap_err().contains("not negative"));
-    }
-
-    /// Oracle: only variables of this program that mean nothing, not those of its tests.
-    #[test]
-    fn unknown_variables_are_found() {
-        let environment =
-            environment(&[("STRATA_CONTXT", "1"), ("STRATA_GOLDEN", "x"), ("STRATA_KV", "f16")]);
-        assert_eq!(environment.unknown().collect::<Vec<_>>(), ["STRATA_CONTXT"]);
     }
 }
