@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use strata_plan::{Arena, Plan};
+use strata_plan::{Arena, Limits, Plan};
 use strata_quant::Format;
 use strata_residency::{Bytes, ExpertStore, LayerSource};
 
@@ -29,6 +29,16 @@ pub struct WeightData {
 pub trait Build {
     /// Where everything lies that [`Build::describe`] laid out.
     type Described;
+
+    /// Rows of a prompt window that the backend likes best, where they fit.
+    fn window(&self) -> usize {
+        512
+    }
+
+    /// What there is of the device's own memory, for a backend that has some.
+    fn device_limits(&self) -> Option<Limits> {
+        None
+    }
 
     /// Adds every byte that [`Build::build`] will allocate to the plan. Reads no weight's bytes. `experts` are the homes of the
     /// layers' experts, for a backend that keeps copies of its own.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use strata_backend::{
     Backend, BackendError, Buffer, Build, Checkpoint, Counters, Fence, Op, SeqSlot, Span, Spec, WeightData,
 };
-use strata_plan::{Arena, Plan};
+use strata_plan::{Arena, Limits, Plan};
 use strata_residency::{ExpertStore, LayerSource};
 
 use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, Stream};
@@ -21,24 +21,46 @@ use crate::weights::Weights;
 pub struct Cuda {
     context: Context,
     kernels: Kernels,
+    limits: Limits,
+}
+
+/// How much of a GPU's memory may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Room {
+    /// As if the GPU had only so many bytes.
+    pub limit: Option<u64>,
+    /// Bytes to leave to others.
+    pub reserve: u64,
 }
 
 impl Cuda {
     /// A backend-to-be on `device`, with its kernels loaded.
-    pub fn new(device: &Device) -> Result<Cuda, OpError> {
+    pub fn new(device: &Device, room: Room) -> Result<Cuda, OpError> {
         let context = Context::new(device)?;
         let kernels = Kernels::new(&context)?;
-        Ok(Cuda { context, kernels })
-    }
-
-    /// Bytes that are free on the GPU, and all there are.
-    pub fn memory(&self) -> Result<(u64, u64), OpError> {
-        Ok(self.context.memory()?)
+        let (free, total) = context.memory()?;
+        // What others and this context itself have taken counts against the limit too.
+        let total = room.limit.map_or(total, |limit| limit.min(total));
+        let taken = device.memory.saturating_sub(free);
+        let limits = Limits {
+            available: total.saturating_sub(taken).saturating_sub(room.reserve),
+            total,
+            source: format!("cuda:{}", device.number),
+        };
+        Ok(Cuda { context, kernels, limits })
     }
 }
 
 impl Build for Cuda {
     type Described = Described;
+
+    fn window(&self) -> usize {
+        4096
+    }
+
+    fn device_limits(&self) -> Option<Limits> {
+        Some(self.limits.clone())
+    }
 
     fn describe(
         &self,
@@ -63,7 +85,7 @@ impl Build for Cuda {
 }
 
 /// Computes ops on a GPU. Made by [`Cuda`]. `submit` queues an op; it is done when a fence behind it is reached.
-pub struct CudaBackend {
+pub(crate) struct CudaBackend {
     pub(crate) spec: Spec,
     pub(crate) kernels: Kernels,
     pub(crate) stream: Stream,
@@ -93,7 +115,7 @@ impl CudaBackend {
         weights: Vec<WeightData>,
         store: &ExpertStore,
     ) -> Result<CudaBackend, BackendError> {
-        let Cuda { context, kernels } = cuda;
+        let Cuda { context, kernels, .. } = cuda;
         spec.shape.qsa.as_ref().map_or(Ok(()), check_attention)?;
         context.enter().map_err(failed)?;
         let memory = DeviceMemory::new(&context, described.bytes).map_err(|error| {

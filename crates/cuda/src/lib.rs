@@ -15,7 +15,7 @@ mod scratch;
 mod state;
 mod weights;
 
-pub use backend::{Cuda, CudaBackend};
+pub use backend::{Cuda, Room};
 
 use strata_backend::BackendError;
 

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use strata_backend::{Backend, Build, KvFormat, Op};
 use strata_cpu::Cpu;
-use strata_cuda::Cuda;
 use strata_cuda::driver::Device;
+use strata_cuda::{Cuda, Room};
 use strata_engine::{Engine, EngineConfig, Wants};
 use strata_model::Model;
 use strata_plan::Limits;
@@ -22,7 +22,7 @@ use strata_topology::{Role, Topology};
 fn gpu() -> Option<Cuda> {
     let open = || -> Result<_, Box<dyn std::error::Error>> {
         let devices = Device::all()?;
-        Ok(Cuda::new(devices.first().ok_or("the driver shows no GPU")?)?)
+        Ok(Cuda::new(devices.first().ok_or("the driver shows no GPU")?, Room::default())?)
     };
     open().inspect_err(|error| eprintln!("skipped: {error}")).ok()
 }

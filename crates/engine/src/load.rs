@@ -24,8 +24,6 @@ use crate::lower::{ExpertTensors, Lowered, lower};
 
 /// The context when none is asked for and the model allows more.
 const DEFAULT_CONTEXT: usize = 16_384;
-/// The window when none is asked for and the memory allows it.
-const DEFAULT_WINDOW: usize = 512;
 /// How long a prompt window may go on while other sequences wait for their next token.
 const PROMPT_SLICE: Duration = Duration::from_millis(20);
 /// Floats of the logits buffer that more rows than the sequences need may fill.
@@ -83,6 +81,9 @@ impl Engine {
     ) -> Result<Engine, EngineError> {
         let Prepared { lowered, plan, spec, buffers, described } = prepare(&model, config, limits, &builder)?;
         plan.check(limits)?;
+        if let Some(device) = builder.device_limits() {
+            plan.check_in(Place::Device, &device)?;
+        }
         let store = Arc::new(store(&model, &lowered, config.experts, progress)?);
         let arena = Arena::new(&plan).map_err(|error| EngineError::Config(error.to_string()))?;
         let backend = builder.build(spec.clone(), described, arena, lowered.weights, Arc::clone(&store))?;
@@ -137,13 +138,13 @@ fn prepare<B: Build>(
     let window = match config.window {
         Some(window) => window.min(context),
         None => {
-            // Wide models pay by the row: at most a sixteenth of the memory goes into windows.
-            let room = limits.available / 16;
+            // Wide models pay by the row: at most a sixteenth of the memory that it is in goes into windows.
+            let room = builder.device_limits().as_ref().unwrap_or(limits).available / 16;
             let used = |window| {
                 let plan = describe(window).0;
                 plan.by_category(Category::Window) + plan.by_category(Category::Scratch)
             };
-            largest(1, DEFAULT_WINDOW.min(context), |window| used(window) <= room).unwrap_or(1)
+            largest(1, builder.window().min(context), |window| used(window) <= room).unwrap_or(1)
         }
     };
     let (plan, spec, buffers, described) = describe(window);

@@ -22,9 +22,10 @@ pub struct Limits {
 /// Puts experts where they don't have to fit.
 const EXPERTS_ELSEWHERE: &str = "--experts mapped";
 
-/// The flag that makes a category of anonymous memory smaller, where there is one.
-fn flag(category: Category) -> Option<&'static str> {
+/// The flag that makes a category smaller in a place, where there is one.
+fn flag(category: Category, place: Place) -> Option<&'static str> {
     match category {
+        Category::Experts if place == Place::Device => None,
         Category::Cache => Some("--context"),
         Category::Window | Category::Scratch => Some("--window"),
         Category::Experts => Some(EXPERTS_ELSEWHERE),
@@ -40,16 +41,22 @@ impl Plan {
     /// # Errors
     /// One sentence with what is needed, what is there, the biggest items and what to turn down.
     pub fn check(&self, limits: &Limits) -> Result<(), PlanError> {
-        let needed = self.bytes(Place::Heap);
+        self.check_in(Place::Heap, limits)
+    }
+
+    /// The same of another place that things have to fit in.
+    pub fn check_in(&self, place: Place, limits: &Limits) -> Result<(), PlanError> {
+        let needed = self.bytes(place);
         if needed <= limits.available && needed < u64::MAX {
             return Ok(());
         }
         let mut biggest = self.lines();
-        biggest.retain(|line| line.place == Place::Heap);
+        biggest.retain(|line| line.place == place);
         biggest.sort_by_key(|line| std::cmp::Reverse(line.bytes));
         // By what a flag is good for in all.
         let mut worth: Vec<(&'static str, u64)> = Vec::new();
-        for (flag, bytes) in biggest.iter().filter_map(|line| Some((flag(line.category)?, line.bytes))) {
+        for (flag, bytes) in biggest.iter().filter_map(|line| Some((flag(line.category, place)?, line.bytes)))
+        {
             match worth.iter_mut().find(|(known, _)| *known == flag) {
                 Some((_, sum)) => *sum = sum.saturating_add(bytes),
                 None => worth.push((flag, bytes)),
@@ -72,7 +79,7 @@ impl Plan {
 /// A plan that needs more than there is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct PlanError {
-    /// Anonymous memory of the plan, bytes; `u64::MAX` where the sum is larger.
+    /// What the plan has there, bytes; `u64::MAX` where the sum is larger.
     pub needed: u64,
     /// What there is.
     pub limits: Limits,

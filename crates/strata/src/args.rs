@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Args as Flags, Parser, Subcommand, ValueEnum};
 
-use crate::config::{Bias, Level, Settings, Switch, flag, whole};
+use crate::config::{Bias, Device, Level, Settings, Switch, flag, whole};
 use strata_backend::KvFormat;
 use strata_engine::ExpertHome;
 
@@ -117,6 +117,8 @@ Examples:
 The same flags and seed make the same file. Activations stay in a sane range, but what such a model says means \
 nothing. Routers use all experts alike unless --router-skew lets their use follow Zipf's law with slowly drifting topics.")]
     Synth(SynthArgs),
+    /// What there is to compute with: GPUs, CPUs, memory, and which threads go where
+    Devices(DevicesArgs),
 }
 
 /// A model and how to run it.
@@ -134,6 +136,15 @@ pub struct EngineFlags {
     /// Where routed experts live: mapped (read in place from the file) or heap (copied at start) [default: mapped]
     #[arg(long, value_name = "HOME", value_parser = crate::config::expert_home, help_heading = "Engine")]
     pub experts: Option<ExpertHome>,
+    /// Where to compute: cpu, cuda:N, or auto: a GPU if there is one that the model fits [default: auto]
+    #[arg(long, value_name = "DEVICE", help_heading = "Engine")]
+    pub device: Option<Device>,
+    /// Act as if the GPU had only so much memory, e.g. 12G
+    #[arg(long, value_name = "SIZE", value_parser = crate::config::size, allow_negative_numbers = true, help_heading = "Engine")]
+    pub vram_limit: Option<u64>,
+    /// GPU memory to leave to others [default: 256M]
+    #[arg(long, value_name = "SIZE", value_parser = crate::config::size, allow_negative_numbers = true, help_heading = "Engine")]
+    pub vram_reserve: Option<u64>,
     /// Instructions to compute with: scalar, avx2, avxvnni or avx512; all give the same bits [default: the fastest]
     #[arg(long, value_name = "NAME", help_heading = "Engine")]
     pub isa: Option<String>,
@@ -350,6 +361,13 @@ pub struct SynthArgs {
     pub threads: Option<usize>,
 }
 
+#[derive(Debug, Flags)]
+pub struct DevicesArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 impl ValueEnum for Switch {
     fn value_variants<'a>() -> &'a [Self] {
         &[Switch::On, Switch::Off]
@@ -392,7 +410,7 @@ impl Args {
                 settings.context = plan.context.context;
             }
             Command::Synth(synth) => settings.threads = synth.threads,
-            Command::Inspect(_) => {}
+            Command::Inspect(_) | Command::Devices(_) => {}
         }
         settings
     }
@@ -404,6 +422,9 @@ impl EngineFlags {
         settings.window = self.window;
         settings.kv = self.kv;
         settings.experts = self.experts;
+        settings.device = self.device;
+        settings.vram_limit = self.vram_limit;
+        settings.vram_reserve = self.vram_reserve;
         settings.isa = self.isa.clone();
     }
 }

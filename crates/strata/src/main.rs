@@ -46,6 +46,7 @@ fn run(args: Args) -> Result<(), Failure> {
     interrupt::survive_size_limits()?;
     let machine = || Machine::read(&config);
     match args.command {
+        Command::Devices(args) => commands::devices::run(&args, &machine()?),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Synth(args) => commands::synth::run(&args, &config),
         Command::Plan(args) => {

@@ -8,15 +8,24 @@ use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use strata_backend::Build;
 use strata_cpu::Cpu;
+use strata_cuda::driver::Device as Gpu;
+use strata_cuda::{Cuda, Room};
 use strata_engine::{Engine, EngineConfig, EngineError, Planned, SpawnIo};
 use strata_model::Model;
-use strata_plan::Limits;
+use strata_plan::{Limits, Place};
 use strata_topology::{Assignment, Role, Topology, refusal, spawn};
 
-use crate::config::Config;
+use crate::config::{Config, Device};
 use crate::failure::{Failure, warn};
 use crate::{interrupt, progress};
+
+/// A backend not yet built.
+enum Builder {
+    Cpu(Cpu),
+    Cuda(Box<Cuda>),
+}
 
 /// This machine, and which threads go where on it.
 pub struct Machine {
@@ -50,6 +59,11 @@ impl Machine {
         self.notes.iter().cloned().chain(refusal().map(ToString::to_string)).collect()
     }
 
+    /// Which threads go where.
+    pub fn assignment(&self) -> &Assignment {
+        &self.assignment
+    }
+
     /// Threads that compute.
     pub fn threads(&self) -> usize {
         self.assignment.threads()
@@ -68,8 +82,52 @@ impl Machine {
         Ok(model)
     }
 
-    fn backend(&self, config: &Config) -> Cpu {
+    fn cpu(&self, config: &Config) -> Cpu {
         Cpu::new(self.assignment.clone(), config.isa)
+    }
+
+    /// The backend-to-be that the configuration asks for; by default a GPU that the model fits.
+    fn builder(
+        &self,
+        model: &Arc<Model>,
+        engine: &EngineConfig,
+        config: &Config,
+    ) -> Result<Builder, Failure> {
+        let number = match config.device {
+            Device::Cpu => return Ok(Builder::Cpu(self.cpu(config))),
+            Device::Auto => 0,
+            Device::Cuda(number) => number,
+        };
+        let room = Room { limit: config.vram_limit, reserve: config.vram_reserve };
+        let open = || -> Result<Cuda, String> {
+            let devices = Gpu::all().map_err(|error| error.to_string())?;
+            let count = devices.len();
+            let device = devices
+                .get(number)
+                .ok_or(format!("there are {count} GPUs, so none has the number {number}"))?;
+            Cuda::new(device, room).map_err(|error| error.to_string())
+        };
+        if config.device != Device::Auto {
+            let cuda = open().map_err(|why| Failure::failed(format!("{}: {why}", config.name("device"))))?;
+            return Ok(Builder::Cuda(Box::new(cuda)));
+        }
+        let why = match open() {
+            Ok(cuda) => {
+                let planned = Engine::plan(model, engine, &self.limits, &cuda);
+                let planned = planned.map_err(|error| refused(error, engine, config))?;
+                let limits = cuda.device_limits().expect("a GPU has memory of its own");
+                match planned.plan.check_in(Place::Device, &limits) {
+                    Ok(()) => return Ok(Builder::Cuda(Box::new(cuda))),
+                    Err(short) => {
+                        warn(format_args!("the GPU is not used: {short}"));
+                        return Ok(Builder::Cpu(self.cpu(config)));
+                    }
+                }
+            }
+            Err(why) => why,
+        };
+        tracing::info!("the GPU is not used: {why}");
+        Ok(Builder::Cpu(self.cpu(config)))
     }
 
     fn spawn_io(&self) -> SpawnIo {
@@ -79,7 +137,10 @@ impl Machine {
 
     /// Plans a model without allocating anything.
     pub fn plan(&self, model: &Arc<Model>, config: &Config) -> Result<Planned, Failure> {
-        let planned = Engine::plan(model, &config.engine, &self.limits, &self.backend(config));
+        let planned = match self.builder(model, &config.engine, config)? {
+            Builder::Cpu(cpu) => Engine::plan(model, &config.engine, &self.limits, &cpu),
+            Builder::Cuda(cuda) => Engine::plan(model, &config.engine, &self.limits, &*cuda),
+        };
         planned.map_err(|error| refused(error, &config.engine, config))
     }
 
@@ -91,8 +152,11 @@ impl Machine {
             bar.set_position(loaded.bytes);
             if interrupt::raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let loaded =
-            Engine::load(model, engine, &self.limits, self.backend(config), self.spawn_io(), &mut observe);
+        let (limits, io) = (&self.limits, self.spawn_io());
+        let loaded = match self.builder(&model, engine, config)? {
+            Builder::Cpu(cpu) => Engine::load(model, engine, limits, cpu, io, &mut observe),
+            Builder::Cuda(cuda) => Engine::load(model, engine, limits, *cuda, io, &mut observe),
+        };
         if let Some(bar) = bar {
             bar.finish_and_clear();
         }

@@ -54,6 +54,14 @@ impl Device {
         (0..count as usize).map(Device::get).collect()
     }
 
+    /// The link to the host as it is now, such as `32.0 GT/s PCIe, 16 lanes`; nothing where the system doesn't tell.
+    pub fn link(&self) -> Option<String> {
+        let folder = format!("/sys/bus/pci/devices/{}", self.bus.to_lowercase());
+        let read =
+            |name: &str| Some(std::fs::read_to_string(format!("{folder}/{name}")).ok()?.trim().to_owned());
+        Some(format!("{}, {} lanes", read("current_link_speed")?, read("current_link_width")?))
+    }
+
     fn get(number: usize) -> Result<Device, DriverError> {
         let table = table()?;
         let raw = raw(number)?;

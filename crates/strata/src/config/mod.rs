@@ -21,7 +21,7 @@ use strata_topology::Assignment;
 pub use environment::Environment;
 pub use settings::Settings;
 use settings::read_file;
-pub use words::{Bias, Level, Switch, expert_home, kv_format, size, whole};
+pub use words::{Bias, Device, Level, Switch, expert_home, kv_format, size, whole};
 
 use crate::failure::Failure;
 
@@ -56,6 +56,12 @@ pub struct Config {
     pub engine: EngineConfig,
     /// Threads that compute; one per physical core when open.
     pub threads: Option<usize>,
+    /// Where the model is computed.
+    pub device: Device,
+    /// Bytes of a GPU's memory to act as if there were no more.
+    pub vram_limit: Option<u64>,
+    /// Bytes of a GPU's memory to leave to others.
+    pub vram_reserve: u64,
     /// Instruction set path.
     pub isa: Isa,
     /// What to log.
@@ -128,6 +134,9 @@ impl Config {
                 ..defaults
             },
             threads,
+            device: settings.device.unwrap_or_default(),
+            vram_limit: settings.vram_limit,
+            vram_reserve: settings.vram_reserve.unwrap_or(256 << 20),
             isa,
             log: settings.log.unwrap_or(Level::Warn),
             quiet: settings.quiet.is_some_and(Switch::is_on),

@@ -11,11 +11,12 @@ use strata_engine::ExpertHome;
 use toml::{Spanned, Value};
 
 use super::environment::Environment;
-use super::words::{Bias, Level, Switch, WHOLE, expert_home, kv_format};
+use super::words::{Bias, Device, Level, Switch, WHOLE, expert_home, kv_format, size};
 use crate::failure::Failure;
 
 const NUMBER: &str = "a number";
 const TEXT: &str = "a text in quotes";
+const SIZE: &str = "a size, such as 500M or 20G";
 const SWITCH: &str = "on or off";
 const BIASES: &str = "token ids and numbers, such as \"17=-inf,23=1.5\" or [[17, -inf], [23, 1.5]]";
 
@@ -115,6 +116,12 @@ settings! {
     kv: KvFormat, "STRATA_KV", "f32 or f16", |word| kv_format(word).ok(), plain;
     /// Where routed experts live.
     experts: ExpertHome, "STRATA_EXPERTS", "mapped or heap", |word| expert_home(word).ok(), plain;
+    /// Where the model is computed.
+    device: Device, "STRATA_DEVICE", "auto, cpu or cuda:N", parsed, |value| parsed(value.as_str()?);
+    /// Bytes of a GPU's memory to act as if there were no more.
+    vram_limit: u64, "STRATA_VRAM_LIMIT", SIZE, |text| size(text).ok(), |value| size(value.as_str()?).ok();
+    /// Bytes of a GPU's memory to leave to others.
+    vram_reserve: u64, "STRATA_VRAM_RESERVE", SIZE, |text| size(text).ok(), |value| size(value.as_str()?).ok();
     /// Instruction set path.
     isa: String, "STRATA_ISA", TEXT, parsed, plain;
     /// What to log.

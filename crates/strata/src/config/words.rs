@@ -103,6 +103,33 @@ fn word_of<'a, T: Deserialize<'a>>(word: &'a str) -> Result<T, String> {
     T::deserialize(word.into_deserializer()).map_err(|error: value::Error| error.to_string().replace('`', ""))
 }
 
+/// Where a model is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Device {
+    /// A GPU if there is one that the model fits, else the CPU.
+    #[default]
+    Auto,
+    Cpu,
+    /// The GPU of this number.
+    Cuda(usize),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "auto" => Ok(Device::Auto),
+            "cpu" => Ok(Device::Cpu),
+            "cuda" => Ok(Device::Cuda(0)),
+            _ => {
+                let number = word.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+                number.map(Device::Cuda).ok_or_else(|| format!("`{word}` is none of auto, cpu and cuda:N"))
+            }
+        }
+    }
+}
+
 /// Reads `--kv`.
 pub fn kv_format(word: &str) -> Result<KvFormat, String> {
     word_of(word)
