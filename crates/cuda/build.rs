@@ -1,7 +1,7 @@
 //! Compiles `kernels/*.cu` into one fat binary each, where an `nvcc` is found: in `CUDA_HOME`, on the `PATH`, or among Python's
 //! `nvidia-cuda-nvcc` wheels. Without one the crate is built without kernels, and says so here and to whoever asks for a GPU.
 //!
-//! `STRATA_CUDA_ARCHS` names the architectures, such as `75,80,86,89,90a,100,120`; PTX of the first is added for GPUs that are newer than
+//! `CUDA_ARCHS` names the architectures, such as `75,80,86,89,90a,100,120`; PTX of the first is added for GPUs that are newer than
 //! all of them. By default they are those of the GPUs in this machine, or `75` where there is none.
 
 use std::env;
@@ -19,7 +19,7 @@ fn main() {
     println!("cargo::rustc-check-cfg=cfg(kernels)");
     println!("cargo::rerun-if-changed=kernels");
     println!("cargo::rerun-if-changed=../quant/src/formats/grids.rs");
-    for variable in ["CUDA_HOME", "PATH", "STRATA_CUDA_ARCHS"] {
+    for variable in ["CUDA_HOME", "PATH", "CUDA_ARCHS"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
@@ -79,7 +79,7 @@ fn find_nvcc() -> Option<PathBuf> {
 
 /// What nvcc is told to compile for.
 fn architectures() -> Vec<String> {
-    let named = env::var("STRATA_CUDA_ARCHS").ok().filter(|list| !list.trim().is_empty());
+    let named = env::var("CUDA_ARCHS").ok().filter(|list| !list.trim().is_empty());
     let list = named.or_else(present).unwrap_or_else(|| "75".into());
     let list: Vec<&str> = list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
     let mut flags: Vec<String> =

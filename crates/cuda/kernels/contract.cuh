@@ -166,4 +166,24 @@ __device__ inline Quantised quantise(float x) {
     return {q, __fdiv_rn(amax, 127.0f), (uint32_t(low) & 0xffffu) | uint32_t(high) << 16};
 }
 
+/// Where a kernel leaves its results quantised too, if somebody wants them; null otherwise. Twin: `ops::input::Target`.
+struct Target {
+    int8_t* q;
+    float* d;
+    uint32_t* sums;
+
+    /// Quantises a warp's 32 consecutive values, of which the lane's is number `at`.
+    __device__ void put(float x, size_t at) const {
+        if (q == nullptr) {
+            return;
+        }
+        const Quantised block = quantise(x);
+        q[at] = int8_t(block.q);
+        if (at % 32 == 0) {
+            d[at / 32] = block.d;
+            sums[at / 32] = block.sums;
+        }
+    }
+};
+
 }  // namespace strata

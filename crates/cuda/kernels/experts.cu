@@ -23,24 +23,25 @@ struct GroupedParams {
     const uint32_t* unit_first;
     const uint32_t* unit_places;
     const uint32_t* units;
-    uint32_t rows, k;
+    /// Rows of a block of threads.
+    uint32_t rows, k, tile;
 };
 
-constexpr int THREADS = 128;
+constexpr int THREADS = FEW_THREADS;
 
-template <class F, int ROWS, int COLS>
+template <class F, class Product, int COLS>
 __device__ void grouped(const GroupedParams& p) {
-    using Product = Few<F, ROWS, COLS, THREADS>;
     extern __shared__ __align__(16) uint8_t raw[];
     auto& shared = *reinterpret_cast<typename Product::Shared*>(raw);
     if (blockIdx.y >= *p.units) {
         return;
     }
     const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y], cols = p.unit_places[blockIdx.y];
-    const uint32_t first = blockIdx.x * ROWS;
-    const int units = p.k / 32, rows = min(uint32_t(ROWS), p.rows - first);
+    const uint32_t first = blockIdx.x * p.tile;
+    const int units = p.k / 32, rows = min(p.tile, p.rows - first);
     const uint8_t* weights =
         reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + size_t(first) * (p.k / F::LEN) * F::BYTES;
+    Product::prepare(shared);
     for (uint32_t from = 0; from < cols; from += COLS) {
         const uint32_t at = place + from, here = min(uint32_t(COLS), cols - from);
         const uint32_t* which = p.order == nullptr ? nullptr : p.order + at;
@@ -49,8 +50,8 @@ __device__ void grouped(const GroupedParams& p) {
             x = {x.q + size_t(at) * p.k, x.d + size_t(at) * units, x.sums + size_t(at) * units};
         }
         float sum = Product::product(shared, weights, rows, x, which, here, units);
-        const uint32_t c = threadIdx.x / ROWS, r = threadIdx.x % ROWS;
-        if (c < here && r < rows) {
+        const uint32_t c = threadIdx.x / rows, r = threadIdx.x % rows;
+        if (c < here) {
             if (p.scales != nullptr) {
                 sum = sum * p.scales[expert];
             }
@@ -104,15 +105,15 @@ __device__ void grouped_floats(const GroupedParams& p) {
 }
 
 #define STRATA_KERNELS(F, NAME)                                                                               \
-    extern "C" __device__ uint32_t strata_grouped_1_##NAME##_shared = sizeof(Few<F, 16, 1, THREADS>::Shared); \
-    extern "C" __device__ uint32_t strata_grouped_8_##NAME##_shared = sizeof(Few<F, 8, 8, THREADS>::Shared);  \
+    extern "C" __device__ uint32_t strata_grouped_1_##NAME##_shared = sizeof(FewOne<F>::Shared); \
+    extern "C" __device__ uint32_t strata_grouped_8_##NAME##_shared = sizeof(FewEight<F>::Shared);  \
     extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped_1_##NAME(                            \
         const __grid_constant__ GroupedParams p) {                                                            \
-        grouped<F, 16, 1>(p);                                                                                 \
+        grouped<F, FewOne<F>, 1>(p);                                                                                 \
     }                                                                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped_8_##NAME(                            \
         const __grid_constant__ GroupedParams p) {                                                            \
-        grouped<F, 8, 8>(p);                                                                                  \
+        grouped<F, FewEight<F>, 8>(p);                                                                                  \
     }                                                                                                         \
     extern "C" __device__ uint32_t strata_grouped_64_##NAME##_shared = sizeof(Many<F>::Shared);               \
     extern "C" __global__ void __launch_bounds__(256, 2) strata_grouped_64_##NAME(                            \

@@ -50,12 +50,32 @@ __device__ constexpr int folded(int lane) {
     return lane / (WARP / N);
 }
 
+/// Calls `use(j, x[j])` for a lane's values in order. Several are on their way at once: the chain that the order makes is short, waiting
+/// for memory at each of its links would not be.
+template <class Use>
+__device__ inline void each_value(const float* x, int n, int lane, Use use) {
+    constexpr int AHEAD = 16;
+    int j = lane;
+    for (; j + (AHEAD - 1) * WARP < n; j += AHEAD * WARP) {
+        float values[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            values[i] = x[j + i * WARP];
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            use(j + i * WARP, values[i]);
+        }
+    }
+    for (; j < n; j += WARP) {
+        use(j, x[j]);
+    }
+}
+
 /// A lane's part of `sum(x * x)` over `n` values.
 __device__ inline float lane_squares(const float* x, int n, int lane) {
     float acc = 0.0f;
-    for (int j = lane; j < n; j += WARP) {
-        acc = fma(x[j], x[j], acc);
-    }
+    each_value(x, n, lane, [&](int, float value) { acc = fma(value, value, acc); });
     return acc;
 }
 
@@ -68,6 +88,7 @@ __device__ inline float rms_scale(const float* x, int n, float eps, int lane) {
 template <int ROWS, int COLS, class T, class Emit>
 __device__ void warp_products(const T* w, const float* x, int rows, int cols, int k, int lane, Emit emit) {
     float acc[ROWS][COLS] = {};
+#pragma unroll 8
     for (int j = lane; j < k; j += WARP) {
         float values[ROWS];
 #pragma unroll

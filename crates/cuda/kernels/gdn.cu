@@ -180,20 +180,33 @@ __device__ void delta(const DeltaParams& p) {
     }
     const uint32_t keys = p.key_heads * p.key_dim;
     const int own = folded<COLUMNS>(lane);
-    const bool writes = lane % (WARP / COLUMNS) == 0 && first + own < p.value_dim;
-    for (uint32_t t = 0; t < portion.rows; t++) {
-        const uint64_t row = portion.row + t;
+    const uint32_t column = first + own;
+    const bool writes = lane % (WARP / COLUMNS) == 0 && column < p.value_dim;
+    // What a row brings is loaded `AHEAD` rows before it is used: the chain from row to row is short, memory is far.
+    constexpr int AHEAD = PARTS > 4 ? 2 : 4;
+    float q_ahead[AHEAD][PARTS], k_ahead[AHEAD][PARTS], v_ahead[AHEAD], decay_ahead[AHEAD], strength_ahead[AHEAD];
+    auto load = [&](uint32_t t, int to) {
+        const uint64_t row = portion.row + min(t, portion.rows - 1);
         const float* conv = p.conv + row * p.channels;
-        const float decay = p.decay[row * p.value_heads + head], strength = p.strength[row * p.value_heads + head];
-        float q[PARTS], k[PARTS];
 #pragma unroll
         for (int i = 0; i < PARTS; i++) {
             const uint32_t j = lane + WARP * i;
-            q[i] = j < p.key_dim ? conv[key_head * p.key_dim + j] : 0.0f;
-            k[i] = j < p.key_dim ? conv[keys + key_head * p.key_dim + j] : 0.0f;
+            q_ahead[to][i] = j < p.key_dim ? conv[key_head * p.key_dim + j] : 0.0f;
+            k_ahead[to][i] = j < p.key_dim ? conv[keys + key_head * p.key_dim + j] : 0.0f;
         }
-        const uint32_t column = first + own;
-        const float v = column < p.value_dim ? conv[2 * keys + head * p.value_dim + column] : 0.0f;
+        v_ahead[to] = column < p.value_dim ? conv[2 * keys + head * p.value_dim + column] : 0.0f;
+        decay_ahead[to] = p.decay[row * p.value_heads + head];
+        strength_ahead[to] = p.strength[row * p.value_heads + head];
+    };
+    auto step = [&](uint32_t t, int from) {
+        const uint64_t row = portion.row + t;
+        float q[PARTS], k[PARTS];
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            q[i] = q_ahead[from][i], k[i] = k_ahead[from][i];
+        }
+        const float v = v_ahead[from], decay = decay_ahead[from], strength = strength_ahead[from];
+        load(t + AHEAD, from);
         float acc[COLUMNS];
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
@@ -218,6 +231,18 @@ __device__ void delta(const DeltaParams& p) {
         const float o = fold_many(acc, lane);
         if (writes) {
             p.out[(row * p.value_heads + head) * p.value_dim + column] = o;
+        }
+    };
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        load(i, i);
+    }
+    for (uint32_t t = 0; t < portion.rows; t += AHEAD) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (t + i < portion.rows) {
+                step(t + i, i);
+            }
         }
     }
     float* to = p.state.to(portion) + at;
@@ -246,6 +271,7 @@ struct GatedNormParams {
     float* o;
     const float* z;
     const float* gamma;
+    Target quantised;
     uint32_t count, dim;
     float eps;
 };
@@ -261,7 +287,9 @@ extern "C" __global__ void __launch_bounds__(128) strata_gated_norm(const __grid
     const float* z = p.z + uint64_t(at) * p.dim;
     const float scale = rms_scale(o, p.dim, p.eps, lane);
     for (uint32_t j = lane; j < p.dim; j += WARP) {
-        o[j] = o[j] * scale * p.gamma[j] * sigmoid(z[j]);
+        const float value = o[j] * scale * p.gamma[j] * sigmoid(z[j]);
+        o[j] = value;
+        p.quantised.put(value, uint64_t(at) * p.dim + j);
     }
 }
 

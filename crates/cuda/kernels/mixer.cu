@@ -11,6 +11,7 @@ struct NormParams {
     /// `[groups * width]`
     const float* gamma;
     float* out;
+    Target quantised;
     /// Rows times groups.
     uint32_t count;
     uint32_t groups, width;
@@ -30,14 +31,18 @@ extern "C" __global__ void __launch_bounds__(128) strata_norm(const __grid_const
     const float* gamma = p.gamma + size_t(group) * p.width;
     float* out = p.out + size_t(at) * p.width;
     const float scale = rms_scale(x, p.width, p.eps, lane);
-    for (uint32_t j = lane; j < p.width; j += WARP) {
-        out[j] = x[j] * scale * gamma[j];
-    }
+    const size_t first = size_t(at) * p.width;
+    each_value(x, p.width, lane, [&](int j, float value) {
+        const float normed = value * scale * gamma[j];
+        out[j] = normed;
+        p.quantised.put(normed, first + j);
+    });
 }
 
 struct GatesParams {
     float* low;
     float* inject;
+    Target quantised;
     uint32_t low_count, inject_count;
     float streams;
 };
@@ -46,7 +51,9 @@ struct GatesParams {
 extern "C" __global__ void __launch_bounds__(256) strata_mixer_gates(const __grid_constant__ GatesParams p) {
     const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < p.low_count) {
-        p.low[i] = silu(__fdiv_rn(p.low[i], p.streams));
+        const float low = silu(__fdiv_rn(p.low[i], p.streams));
+        p.low[i] = low;
+        p.quantised.put(low, i);
     } else if (i - p.low_count < p.inject_count) {
         float& inject = p.inject[i - p.low_count];
         inject = 2.0f * sigmoid(__fdiv_rn(inject, p.streams));
@@ -59,6 +66,7 @@ struct MixParams {
     const float* normed;
     /// `[rows][width]`
     float* u;
+    Target quantised;
     uint32_t count, streams, width;
 };
 
@@ -74,7 +82,9 @@ extern "C" __global__ void __launch_bounds__(256) strata_mix(const __grid_consta
         const size_t at = first + size_t(s) * p.width;
         u = fma(sigmoid(p.gates[at]), p.normed[at], u);
     }
-    p.u[i] = __fdiv_rn(u, float(p.streams));
+    u = __fdiv_rn(u, float(p.streams));
+    p.u[i] = u;
+    p.quantised.put(u, i);
 }
 
 struct ScatterParams {

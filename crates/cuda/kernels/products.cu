@@ -34,23 +34,22 @@ struct ProductParams {
     float* out;
     /// What finished sums are multiplied with, or null.
     const float* scale;
-    uint32_t rows, cols, k;
+    /// Rows of a block of threads.
+    uint32_t rows, cols, k, tile;
 };
 
-constexpr int THREADS = 128;
-
-template <class F, int ROWS, int COLS>
+template <class F, class Product, int COLS>
 __device__ void product(const ProductParams& p) {
-    using Product = Few<F, ROWS, COLS, THREADS>;
     extern __shared__ __align__(16) uint8_t raw[];
     auto& shared = *reinterpret_cast<typename Product::Shared*>(raw);
-    const uint32_t first = blockIdx.x * ROWS, col = blockIdx.y * COLS;
-    const int units = p.k / 32, rows = min(uint32_t(ROWS), p.rows - first), cols = min(uint32_t(COLS), p.cols - col);
+    const uint32_t first = blockIdx.x * p.tile, col = blockIdx.y * COLS;
+    const int units = p.k / 32, rows = min(p.tile, p.rows - first), cols = min(uint32_t(COLS), p.cols - col);
+    Product::prepare(shared);
     const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
     const Columns x = {p.x.q + size_t(col) * p.k, p.x.d + size_t(col) * units, p.x.sums + size_t(col) * units};
     float sum = Product::product(shared, p.weights + first * row_bytes, rows, x, nullptr, cols, units);
-    const int c = threadIdx.x / ROWS, r = threadIdx.x % ROWS;
-    if (c < cols && r < rows) {
+    const int c = threadIdx.x / rows, r = threadIdx.x % rows;
+    if (c < cols) {
         if (p.scale != nullptr) {
             sum = sum * *p.scale;
         }
@@ -96,15 +95,15 @@ __device__ void decode_units(const DecodeParams& p) {
 }
 
 #define STRATA_KERNELS(F, NAME)                                                                                     \
-    extern "C" __device__ uint32_t strata_product_1_##NAME##_shared = sizeof(Few<F, 16, 1, THREADS>::Shared);       \
-    extern "C" __device__ uint32_t strata_product_8_##NAME##_shared = sizeof(Few<F, 8, 8, THREADS>::Shared);        \
-    extern "C" __global__ void __launch_bounds__(THREADS) strata_product_1_##NAME(                                  \
+    extern "C" __device__ uint32_t strata_product_1_##NAME##_shared = sizeof(FewOne<F>::Shared);       \
+    extern "C" __device__ uint32_t strata_product_8_##NAME##_shared = sizeof(FewEight<F>::Shared);        \
+    extern "C" __global__ void __launch_bounds__(FEW_THREADS) strata_product_1_##NAME(                                  \
         const __grid_constant__ ProductParams p) {                                                                 \
-        product<F, 16, 1>(p);                                                                                      \
+        product<F, FewOne<F>, 1>(p);                                                                                      \
     }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS) strata_product_8_##NAME(                                  \
+    extern "C" __global__ void __launch_bounds__(FEW_THREADS) strata_product_8_##NAME(                                  \
         const __grid_constant__ ProductParams p) {                                                                 \
-        product<F, 8, 8>(p);                                                                                       \
+        product<F, FewEight<F>, 8>(p);                                                                                       \
     }                                                                                                              \
     extern "C" __device__ uint32_t strata_product_64_##NAME##_shared = sizeof(Many<F>::Shared);                     \
     extern "C" __global__ void __launch_bounds__(256, 2) strata_product_64_##NAME(                                  \

@@ -262,6 +262,7 @@ struct AttendParams {
     float* partials;
     /// `[rows][heads * dim]`
     float* out;
+    Target quantised;
     uint32_t chunks;
 };
 
@@ -389,7 +390,9 @@ extern "C" __global__ void __launch_bounds__(128) strata_merge(const __grid_cons
             acc = fma(acc, before, chunk[2 + j] * now);
         }
         const float gate = p.queries[(head * 2 + 1) * a.dim + j];
-        p.out[head * a.dim + j] = __fdiv_rn(acc, sum) * sigmoid(gate);
+        const float value = __fdiv_rn(acc, sum) * sigmoid(gate);
+        p.out[head * a.dim + j] = value;
+        p.quantised.put(value, head * a.dim + j);
     }
 }
 

@@ -156,6 +156,7 @@ extern "C" __global__ void __launch_bounds__(256) strata_place(const __grid_cons
 struct SwigluParams {
     float* gate;
     const float* up;
+    Target quantised;
     uint64_t count;
 };
 
@@ -163,7 +164,9 @@ struct SwigluParams {
 extern "C" __global__ void __launch_bounds__(256) strata_swiglu(const __grid_constant__ SwigluParams p) {
     const uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < p.count) {
-        p.gate[i] = swiglu(p.gate[i], p.up[i]);
+        const float hidden = swiglu(p.gate[i], p.up[i]);
+        p.gate[i] = hidden;
+        p.quantised.put(hidden, i);
     }
 }
 

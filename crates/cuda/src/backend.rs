@@ -3,19 +3,21 @@
 use std::sync::Arc;
 
 use strata_backend::{
-    Backend, BackendError, Buffer, Build, Checkpoint, Counters, Fence, Op, SeqSlot, Span, Spec, WeightData,
+    Backend, BackendError, Buffer, Build, Checkpoint, Counters, Family, Fence, Op, SeqSlot, Span, Spec,
+    WeightData,
 };
 use strata_plan::{Arena, Limits, Plan};
 use strata_residency::{ExpertStore, LayerSource};
 
 use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, Stream};
-use crate::failed;
-use crate::inputs::Inputs;
+use crate::inputs::{Ids, Inputs};
 use crate::memory::{self, Described};
-use crate::ops::{Kernels, OpError, Routing, check_attention};
+use crate::ops::{self, Columns, Kernels, OpError, Routing, check_attention};
+use crate::recording::{MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
 use crate::weights::Weights;
+use crate::{Failed, failed};
 
 /// A GPU, not yet built into a backend.
 pub struct Cuda {
@@ -93,15 +95,23 @@ pub(crate) struct CudaBackend {
     pub(crate) state: State,
     pub(crate) inputs: Inputs,
     pub(crate) routing: Routing,
+    /// A mixer's output, quantised; and the address of the buffer that it is of, while it is.
+    pub(crate) mixed: Option<Columns>,
+    pub(crate) fresh: Option<u64>,
     /// `[context][cos, sin][rotary / 2]`
     pub(crate) rope: DeviceSlice<f32>,
     scratch: DeviceSlice<u8>,
     buffers: Vec<DeviceSlice<f32>>,
-    /// Ops whose time isn't known yet: started, ended, which family, bytes.
-    timed: Vec<(Event, Event, strata_backend::Family, usize)>,
+    /// Work whose time isn't known yet: started, ended, and per op its family, its share of the time, its bytes.
+    timed: Vec<(Event, Event, Vec<(Family, f64, usize)>)>,
     spare: Vec<Event>,
     counters: Counters,
     fences: u64,
+    /// Ops of short windows that wait for somebody to want their results.
+    waiting: Vec<Waiting>,
+    recordings: Recordings,
+    /// Whether ops are being recorded.
+    pub(crate) recording: bool,
     /// Behind everything that uses it.
     context: Context,
     _memory: DeviceMemory,
@@ -137,16 +147,16 @@ impl CudaBackend {
             strata_backend::rope::fill(q, 0, &mut table);
             stream.upload(&table, rope).map_err(failed)?;
         }
+        let mut kept = Scratch::of(memory.part(described.kept.offset(), described.kept.bytes()));
         let buffers = described.buffers.iter().map(|region| memory.part(region.offset(), region.bytes() / 4));
         Ok(CudaBackend {
             kernels,
             weights,
             state,
             inputs,
-            routing: Routing::new(
-                &spec,
-                &mut Scratch::of(memory.part(described.routing.offset(), described.routing.bytes())),
-            ),
+            routing: Routing::new(&spec, &mut kept),
+            mixed: ops::mixed(&spec, &mut kept),
+            fresh: None,
             rope,
             scratch: memory.part(described.scratch.offset(), described.scratch.bytes()),
             buffers: buffers.collect(),
@@ -154,6 +164,9 @@ impl CudaBackend {
             spare: Vec::new(),
             counters: Counters::default(),
             fences: 0,
+            waiting: Vec::new(),
+            recordings: Recordings::default(),
+            recording: false,
             stream,
             context,
             spec,
@@ -207,6 +220,95 @@ impl CudaBackend {
         }
     }
 
+    /// Queues an op with the time that it takes.
+    fn queue_timed(&mut self, op: &Op<'_>) -> Result<(), BackendError> {
+        self.fresh = self.fresh.filter(|_| reads_mixed(op));
+        let (start, end) = (self.event()?, self.event()?);
+        start.record(&self.stream).map_err(failed)?;
+        let bytes = self.queue(op)?;
+        end.record(&self.stream).map_err(failed)?;
+        self.timed.push((start, end, vec![(op.family(), 1.0, bytes)]));
+        Ok(())
+    }
+
+    /// Queues what waits: as a recording, where the same work came before.
+    fn flush(&mut self) -> Result<(), BackendError> {
+        let ops = std::mem::take(&mut self.waiting);
+        if !Recordings::worth(&ops) {
+            return ops.iter().try_for_each(|waiting| self.queue_timed(&waiting.op()));
+        }
+        let mut recordings = std::mem::take(&mut self.recordings);
+        let done = self.flush_into(&mut recordings, ops);
+        self.recordings = recordings;
+        done
+    }
+
+    fn flush_into(&mut self, recordings: &mut Recordings, ops: Vec<Waiting>) -> Result<(), BackendError> {
+        let Some(known) = recordings.find(&ops) else {
+            // The first time tells what each op costs.
+            self.add_times()?;
+            ops.iter().try_for_each(|waiting| self.queue_timed(&waiting.op()))?;
+            self.stream.synchronize().map_err(failed)?;
+            let mut costs = Vec::with_capacity(ops.len());
+            for (start, end, of) in &self.timed {
+                let time = f64::from(end.milliseconds_since(start).map_err(failed)?);
+                costs.extend(of.iter().map(|&(family, _, bytes)| (family, time, bytes)));
+            }
+            let all: f64 = costs.iter().map(|cost| cost.1).sum();
+            costs.iter_mut().for_each(|cost| cost.1 /= all);
+            recordings.note(ops, costs);
+            return Ok(());
+        };
+        // Inputs first: what is there already is not copied again, so that no copy gets into the recording.
+        ops.iter().try_for_each(|waiting| self.bring(waiting))?;
+        if known.graph.is_none() {
+            let stream = self.stream.share();
+            self.recording = true;
+            let recorded = stream.record(|| {
+                ops.iter().try_for_each(|waiting| {
+                    let op = waiting.op();
+                    self.fresh = self.fresh.filter(|_| reads_mixed(&op));
+                    self.queue(&op).map(|_| ()).map_err(Failed)
+                })
+            });
+            self.recording = false;
+            known.graph = Some(recorded?);
+        }
+        for waiting in &ops {
+            if let Op::Ngram { layer, spans, .. }
+            | Op::Gdn { layer, spans, .. }
+            | Op::Qsa { layer, spans, .. } = waiting.op()
+            {
+                self.state.note_pending(spans, layer);
+            }
+        }
+        self.fresh = None;
+        let (start, end) = (self.event()?, self.event()?);
+        start.record(&self.stream).map_err(failed)?;
+        let graph = known.graph.as_ref().expect("recorded above");
+        self.stream.replay(graph).map_err(failed)?;
+        end.record(&self.stream).map_err(failed)?;
+        self.timed.push((start, end, known.costs.clone()));
+        Ok(())
+    }
+
+    /// Copies an op's data to its place on the device.
+    fn bring(&mut self, waiting: &Waiting) -> Result<(), BackendError> {
+        match waiting.op() {
+            Op::Embed { tokens, .. } => self.tokens(Ids::Tokens, tokens).map(|_| ()),
+            Op::DraftJoin { next, .. } => self.tokens(Ids::Next, next).map(|_| ()),
+            Op::Head { rows, .. } => self.inputs.ids(&self.stream, Ids::HeadRows, rows).map(|_| ()),
+            Op::Ngram { spans, table_rows, .. } => {
+                self.inputs.table_rows(&self.stream, table_rows)?;
+                self.inputs.window(&self.stream, spans, &self.state).map(|_| ())
+            }
+            Op::Gdn { spans, .. } | Op::Qsa { spans, .. } => {
+                self.inputs.window(&self.stream, spans, &self.state).map(|_| ())
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn event(&mut self) -> Result<Event, BackendError> {
         match self.spare.pop() {
             Some(event) => Ok(event),
@@ -214,16 +316,36 @@ impl CudaBackend {
         }
     }
 
-    /// Waits for everything, and adds up the times.
+    /// Queues what waits, waits for everything, and adds up the times.
     fn finish(&mut self) -> Result<(), BackendError> {
+        self.flush()?;
+        self.add_times()
+    }
+
+    fn add_times(&mut self) -> Result<(), BackendError> {
         self.stream.synchronize().map_err(failed)?;
-        for (start, end, family, bytes) in self.timed.drain(..) {
-            let milliseconds = end.milliseconds_since(&start).map_err(failed)?;
-            self.counters.add(family, (f64::from(milliseconds) * 1e6) as u64, bytes as u64);
+        for (start, end, costs) in self.timed.drain(..) {
+            let nanoseconds = f64::from(end.milliseconds_since(&start).map_err(failed)?) * 1e6;
+            for (family, share, bytes) in costs {
+                self.counters.add(family, (nanoseconds * share) as u64, bytes as u64);
+            }
             self.spare.extend([start, end]);
         }
         Ok(())
     }
+}
+
+/// Whether an op leaves a mixer's output as it is: those between one mixer's read and the next.
+fn reads_mixed(op: &Op<'_>) -> bool {
+    matches!(
+        op,
+        Op::Gdn { .. }
+            | Op::Qsa { .. }
+            | Op::Route { .. }
+            | Op::Group { .. }
+            | Op::Experts { .. }
+            | Op::Combine { .. }
+    )
 }
 
 impl Backend for CudaBackend {
@@ -238,11 +360,17 @@ impl Backend for CudaBackend {
 
     fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError> {
         self.context.enter().map_err(failed)?;
-        let (start, end) = (self.event()?, self.event()?);
-        start.record(&self.stream).map_err(failed)?;
-        let bytes = self.queue(op)?;
-        end.record(&self.stream).map_err(failed)?;
-        self.timed.push((start, end, op.family(), bytes));
+        if rows(op) > MOST_ROWS {
+            self.flush()?;
+            return self.queue_timed(op);
+        }
+        let waiting = Waiting::new(op);
+        // One window at a time: its inputs have one place.
+        let spans = self.waiting.iter().rfind(|held| !held.spans.is_empty()).map(|held| &held.spans);
+        if !waiting.spans.is_empty() && spans.is_some_and(|spans| *spans != waiting.spans) {
+            self.flush()?;
+        }
+        self.waiting.push(waiting);
         Ok(())
     }
 
@@ -256,36 +384,44 @@ impl Backend for CudaBackend {
     }
 
     fn read(&mut self, buffer: Buffer, first: usize, out: &mut [f32]) -> Result<(), BackendError> {
+        self.flush()?;
         let all = self.buffer(buffer, 1, first + out.len())?;
         self.stream.download(all.range(first..first + out.len()), out).map_err(failed)?;
         self.finish()
     }
 
     fn commit(&mut self, spans: &[Span]) -> Result<(), BackendError> {
+        self.flush()?;
         self.state.commit(spans)
     }
 
     fn clear(&mut self, slot: SeqSlot) -> Result<(), BackendError> {
+        self.flush()?;
         self.state.clear(&self.stream, slot)
     }
 
     fn fork(&mut self, from: SeqSlot, to: SeqSlot, tokens: usize) -> Result<(), BackendError> {
+        self.flush()?;
         self.state.fork(&self.stream, from, to, tokens)
     }
 
     fn checkpoint(&mut self, slot: SeqSlot, to: Checkpoint) -> Result<(), BackendError> {
+        self.flush()?;
         self.state.checkpoint(&self.stream, slot, to)
     }
 
     fn restore(&mut self, from: Checkpoint, slot: SeqSlot) -> Result<(), BackendError> {
+        self.flush()?;
         self.state.restore(&self.stream, from, slot)
     }
 
     fn export(&mut self, slot: SeqSlot, tokens: usize, out: &mut Vec<u8>) -> Result<(), BackendError> {
+        self.flush()?;
         self.state.export(&self.stream, slot, tokens, out)
     }
 
     fn import(&mut self, slot: SeqSlot, tokens: usize, bytes: &[u8]) -> Result<(), BackendError> {
+        self.flush()?;
         self.state.import(&self.stream, slot, tokens, bytes)
     }
 

@@ -57,7 +57,7 @@ pub(crate) struct Round {
 
 /// Regions of the inputs.
 pub(crate) struct InputRegions {
-    tokens: Region,
+    ids: [Region; 3],
     table: Region,
     rows: Region,
     versions: Region,
@@ -80,7 +80,7 @@ impl InputRegions {
         let rows = spec.window.max(spec.sequences);
         let mut region = |bytes| plan.device(Category::Window, "inputs", bytes);
         InputRegions {
-            tokens: region(4 * rows),
+            ids: [region(4 * rows), region(4 * rows), region(4 * rows)],
             table: region(table_bytes(spec) * rows),
             rows: region(size_of::<Row>() * rows),
             versions: region(4 * spec.layers.len() * spec.sequences),
@@ -95,9 +95,11 @@ struct Upload<T> {
     done: [Event; 2],
     next: usize,
     place: DeviceSlice<T>,
+    /// What is there.
+    held: Vec<T>,
 }
 
-impl<T: Pod> Upload<T> {
+impl<T: Pod + PartialEq> Upload<T> {
     fn new(context: &Context, place: DeviceSlice<T>) -> Result<Upload<T>, DriverError> {
         let host = || PinnedMemory::new(context, place.len());
         Ok(Upload {
@@ -105,36 +107,43 @@ impl<T: Pod> Upload<T> {
             done: [Event::new(context)?, Event::new(context)?],
             next: 0,
             place,
+            held: Vec::with_capacity(place.len()),
         })
     }
 
-    /// Queues a copy of the values and returns their place.
-    fn put(
-        &mut self,
-        stream: &Stream,
-        values: impl Iterator<Item = T>,
-    ) -> Result<DeviceSlice<T>, DriverError> {
+    /// Queues a copy of the values, unless they are there already, and returns their place.
+    ///
+    /// # Panics
+    /// If there are more than there is room for.
+    fn put(&mut self, stream: &Stream, values: &[T]) -> Result<DeviceSlice<T>, DriverError> {
+        let place = self.place.range(0..values.len());
+        if self.held == values {
+            return Ok(place);
+        }
+        self.held.clear();
         let (host, done) = (&mut self.host[self.next], &self.done[self.next]);
         done.wait()?;
-        let mut count = 0;
-        for (to, value) in host.iter_mut().zip(values) {
-            *to = value;
-            count += 1;
-        }
-        let place = self.place.range(0..count);
-        if count > 0 {
-            // SAFETY: the buffer is written again, or freed, only after `done`; freeing waits for the copy too.
-            unsafe { stream.queue_upload(host, place)? };
-            done.record(stream)?;
-            self.next ^= 1;
-        }
+        host[..values.len()].copy_from_slice(values);
+        // SAFETY: the buffer is written again, or freed, only after `done`; freeing waits for the copy too.
+        unsafe { stream.queue_upload(host, place)? };
+        done.record(stream)?;
+        self.next ^= 1;
+        self.held.extend_from_slice(values);
         Ok(place)
     }
 }
 
+/// What ids are of: each has a place of its own, so that a whole step's can be there at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ids {
+    Tokens,
+    Next,
+    HeadRows,
+}
+
 /// All inputs.
 pub(crate) struct Inputs {
-    tokens: Upload<u32>,
+    ids: [Upload<u32>; 3],
     table: Upload<u8>,
     rows: Upload<Row>,
     versions: Upload<u32>,
@@ -150,7 +159,7 @@ impl Inputs {
         regions: &InputRegions,
         memory: &DeviceMemory,
     ) -> Result<Inputs, DriverError> {
-        fn upload<T: Pod>(
+        fn upload<T: Pod + PartialEq>(
             context: &Context,
             region: Region,
             memory: &DeviceMemory,
@@ -158,7 +167,11 @@ impl Inputs {
             Upload::new(context, memory.part(region.offset(), region.bytes() / size_of::<T>()))
         }
         Ok(Inputs {
-            tokens: upload(context, regions.tokens, memory)?,
+            ids: [
+                upload(context, regions.ids[0], memory)?,
+                upload(context, regions.ids[1], memory)?,
+                upload(context, regions.ids[2], memory)?,
+            ],
             table: upload(context, regions.table, memory)?,
             rows: upload(context, regions.rows, memory)?,
             versions: upload(context, regions.versions, memory)?,
@@ -168,8 +181,13 @@ impl Inputs {
     }
 
     /// Token ids, or row numbers.
-    pub(crate) fn ids(&mut self, stream: &Stream, ids: &[u32]) -> Result<DeviceSlice<u32>, BackendError> {
-        Ok(self.tokens.put(stream, ids.iter().copied()).map_err(Failed::from)?)
+    pub(crate) fn ids(
+        &mut self,
+        stream: &Stream,
+        what: Ids,
+        ids: &[u32],
+    ) -> Result<DeviceSlice<u32>, BackendError> {
+        Ok(self.ids[what as usize].put(stream, ids).map_err(Failed::from)?)
     }
 
     /// Rows of an n-gram table.
@@ -178,7 +196,7 @@ impl Inputs {
         stream: &Stream,
         bytes: &[u8],
     ) -> Result<DeviceSlice<u8>, BackendError> {
-        Ok(self.table.put(stream, bytes.iter().copied()).map_err(Failed::from)?)
+        Ok(self.table.put(stream, bytes).map_err(Failed::from)?)
     }
 
     /// The window, copied unless it is there already.
@@ -202,9 +220,11 @@ impl Inputs {
     fn put(&mut self, stream: &Stream, spans: &[Span], state: &State) -> Result<OnDevice, DriverError> {
         self.held = None;
         let row = |span: &Span, i| Row { slot: span.slot.0, position: (span.start + i) as u32 };
-        let rows =
-            self.rows.put(stream, spans.iter().flat_map(|span| (0..span.rows).map(move |i| row(span, i))))?;
-        let versions = self.versions.put(stream, state.committed())?;
+        let rows: Vec<Row> =
+            spans.iter().flat_map(|span| (0..span.rows).map(move |i| row(span, i))).collect();
+        let rows = self.rows.put(stream, &rows)?;
+        let versions: Vec<u32> = state.committed().collect();
+        let versions = self.versions.put(stream, &versions)?;
         // Portion `round` of a span lies between its cuts `round - 1` and `round`.
         let portion = |span: &Span, round: usize| {
             let start = if round == 0 { 0 } else { span.cuts.get(round - 1)?.after };
@@ -217,7 +237,8 @@ impl Inputs {
         let count = spans.iter().map(|span| span.cuts.len() + 1).max().unwrap_or(0);
         let in_rounds: Vec<Vec<_>> =
             (0..count).map(|round| spans.iter().filter_map(|span| portion(span, round)).collect()).collect();
-        let all = self.portions.put(stream, in_rounds.iter().flatten().map(|(portion, _)| *portion))?;
+        let all: Vec<Portion> = in_rounds.iter().flatten().map(|(portion, _)| *portion).collect();
+        let all = self.portions.put(stream, &all)?;
         let mut first = 0;
         let rounds = in_rounds.iter().filter(|round| !round.is_empty()).map(|round| {
             let portions = all.range(first..first + round.len());

@@ -11,6 +11,7 @@ pub mod driver;
 mod inputs;
 mod memory;
 pub mod ops;
+mod recording;
 mod scratch;
 mod state;
 mod weights;
@@ -31,7 +32,7 @@ impl From<driver::DriverError> for Failed {
 }
 
 /// A [`BackendError`] that driver errors turn into by `?`.
-struct Failed(BackendError);
+struct Failed(pub(crate) BackendError);
 
 impl From<Failed> for BackendError {
     fn from(failed: Failed) -> BackendError {

@@ -15,7 +15,8 @@ pub struct Described {
     pub(crate) buffers: Vec<Region>,
     pub(crate) layers: Vec<LayerRegions>,
     pub(crate) inputs: InputRegions,
-    pub(crate) routing: Region,
+    /// What ops leave for others behind them.
+    pub(crate) kept: Region,
     pub(crate) rope: Region,
     pub(crate) scratch: Region,
     /// All of it, bytes.
@@ -42,7 +43,7 @@ pub(crate) fn describe(
         buffers,
         layers,
         inputs,
-        routing: plan.device(Category::Scratch, "routing", ops::routing_bytes(spec)),
+        kept: plan.device(Category::Scratch, "routing and products", ops::kept_bytes(spec)),
         rope: plan.device(Category::Scratch, "rotary table", rope),
         scratch: plan.device(Category::Scratch, "ops", ops::scratch_bytes(spec)),
         bytes: plan.device_bytes(),

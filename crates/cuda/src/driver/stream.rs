@@ -1,5 +1,7 @@
 //! Work in order: streams, points in them, and recorded graphs.
 
+use std::sync::Arc;
+
 use bytemuck::Pod;
 
 use super::memory::{DeviceSlice, PinnedMemory};
@@ -11,14 +13,18 @@ const NON_BLOCKING: u32 = 1;
 const EVENT_BLOCKING_SYNC: u32 = 1;
 const CAPTURE_THREAD_LOCAL: i32 = 1;
 
-/// A queue of work on the GPU.
-pub struct Stream {
+/// A queue of work on the GPU. Shares are the same queue.
+pub struct Stream(Arc<Queue>);
+
+struct Queue {
     context: Context,
     raw: Opaque,
 }
 
 // SAFETY: the driver's handles may be used from any thread.
-unsafe impl Send for Stream {}
+unsafe impl Send for Queue {}
+// SAFETY: as above; the driver locks for itself.
+unsafe impl Sync for Queue {}
 
 impl Stream {
     /// A new queue.
@@ -26,17 +32,26 @@ impl Stream {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle.
         unsafe { call!(context.table(), stream_create(&mut raw, NON_BLOCKING)) }?;
-        Ok(Stream { context: context.clone(), raw })
+        Ok(Stream(Arc::new(Queue { context: context.clone(), raw })))
+    }
+
+    /// The same queue.
+    pub fn share(&self) -> Stream {
+        Stream(Arc::clone(&self.0))
     }
 
     pub(super) fn raw(&self) -> Opaque {
-        self.raw
+        self.0.raw
+    }
+
+    fn context(&self) -> &Context {
+        &self.0.context
     }
 
     /// Sleeps until everything queued is done.
     pub fn synchronize(&self) -> Result<(), DriverError> {
         // SAFETY: the stream is alive.
-        unsafe { call!(self.context.table(), stream_synchronize(self.raw)) }
+        unsafe { call!(self.context().table(), stream_synchronize(self.raw())) }
     }
 
     /// Copies to the device and waits: for loading, where the source may be any memory.
@@ -51,8 +66,8 @@ impl Stream {
         // SAFETY: the source is borrowed until the copy is done.
         unsafe {
             call!(
-                self.context.table(),
-                copy_to_device(to.address(), from.as_ptr().cast(), to.bytes(), self.raw)
+                self.context().table(),
+                copy_to_device(to.address(), from.as_ptr().cast(), to.bytes(), self.raw())
             )
         }?;
         self.synchronize()
@@ -70,8 +85,8 @@ impl Stream {
         // SAFETY: the target is borrowed until the copy is done.
         unsafe {
             call!(
-                self.context.table(),
-                copy_to_host(to.as_mut_ptr().cast(), from.address(), from.bytes(), self.raw)
+                self.context().table(),
+                copy_to_host(to.as_mut_ptr().cast(), from.address(), from.bytes(), self.raw())
             )
         }?;
         self.synchronize()
@@ -90,8 +105,8 @@ impl Stream {
         // SAFETY: lengths checked; the caller keeps the source as it is.
         unsafe {
             call!(
-                self.context.table(),
-                copy_to_device(to.address(), from.as_ptr().cast(), to.bytes(), self.raw)
+                self.context().table(),
+                copy_to_device(to.address(), from.as_ptr().cast(), to.bytes(), self.raw())
             )
         }
     }
@@ -107,7 +122,10 @@ impl Stream {
         }
         // SAFETY: both places are in device memory.
         unsafe {
-            call!(self.context.table(), copy_on_device(to.address(), from.address(), from.bytes(), self.raw))
+            call!(
+                self.context().table(),
+                copy_on_device(to.address(), from.address(), from.bytes(), self.raw())
+            )
         }
     }
 
@@ -117,18 +135,18 @@ impl Stream {
             return Ok(());
         }
         // SAFETY: the place is in device memory.
-        unsafe { call!(self.context.table(), fill(to.address(), byte, to.bytes(), self.raw)) }
+        unsafe { call!(self.context().table(), fill(to.address(), byte, to.bytes(), self.raw())) }
     }
 
     /// Records what `work` queues instead of running it.
     pub fn record<E: From<DriverError>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
-        let table = self.context.table();
+        let table = self.context().table();
         // SAFETY: the stream is alive; the recording ends below, whatever `work` returns.
-        unsafe { call!(table, capture_begin(self.raw, CAPTURE_THREAD_LOCAL)) }?;
+        unsafe { call!(table, capture_begin(self.raw(), CAPTURE_THREAD_LOCAL)) }?;
         let done = work();
         let mut graph = std::ptr::null_mut();
         // SAFETY: writes one handle, null for a recording that failed.
-        let ended = unsafe { call!(table, capture_end(self.raw, &mut graph)) };
+        let ended = unsafe { call!(table, capture_end(self.raw(), &mut graph)) };
         let mut exec = std::ptr::null_mut();
         let made = match (&done, &ended) {
             // SAFETY: the graph is alive.
@@ -142,17 +160,17 @@ impl Stream {
         done?;
         ended?;
         made?;
-        Ok(Graph { context: self.context.clone(), raw: exec })
+        Ok(Graph { context: self.context().clone(), raw: exec })
     }
 
     /// Queues recorded work.
     pub fn replay(&self, graph: &Graph) -> Result<(), DriverError> {
         // SAFETY: both are alive.
-        unsafe { call!(self.context.table(), graph_launch(graph.raw, self.raw)) }
+        unsafe { call!(self.context().table(), graph_launch(graph.raw, self.raw())) }
     }
 }
 
-impl Drop for Stream {
+impl Drop for Queue {
     fn drop(&mut self) {
         // SAFETY: created in `new`; its work goes on.
         unsafe { (self.context.table().stream_destroy)(self.raw) };
@@ -196,7 +214,7 @@ impl Event {
     /// Moves it after everything queued so far.
     pub fn record(&self, stream: &Stream) -> Result<(), DriverError> {
         // SAFETY: both are alive.
-        unsafe { call!(self.context.table(), event_record(self.raw, stream.raw)) }
+        unsafe { call!(self.context.table(), event_record(self.raw, stream.raw())) }
     }
 
     /// Sleeps until it is reached.
@@ -208,7 +226,7 @@ impl Event {
     /// Has a stream wait for it.
     pub fn hold(&self, stream: &Stream) -> Result<(), DriverError> {
         // SAFETY: both are alive.
-        unsafe { call!(self.context.table(), stream_wait(stream.raw, self.raw, 0)) }
+        unsafe { call!(self.context.table(), stream_wait(stream.raw(), self.raw, 0)) }
     }
 
     /// Milliseconds from `earlier` to this one, both reached.

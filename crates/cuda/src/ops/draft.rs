@@ -7,6 +7,7 @@ use super::{OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, Grid, Kernel};
+use crate::inputs::Ids;
 use crate::scratch::Scratch;
 
 #[repr(C)]
@@ -64,7 +65,7 @@ impl CudaBackend {
         let eh_proj = self.weights.matrix(eh_proj, d, 2 * d)?;
         let [e_norm, h_norm] = [self.weights.floats(e_norm, d)?, self.weights.floats(h_norm, wide)?];
         let (x, out) = (self.buffer(x, rows, wide)?, self.buffer(out, rows, wide)?);
-        let ids = self.tokens(next)?;
+        let ids = self.tokens(Ids::Next, next)?;
         let room = Room::new(&self.spec.shape, rows, &mut self.room());
         self.kernels.embed.rows(&self.stream, &table, ids, 1, room.embeddings).map_err(Failed::from)?;
         let p = JoinParams {

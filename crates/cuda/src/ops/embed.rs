@@ -6,6 +6,7 @@ use strata_quant::Format;
 use super::{OpError, module};
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Stream};
+use crate::inputs::Ids;
 use crate::weights::Matrix;
 use crate::{Failed, failed};
 
@@ -66,17 +67,17 @@ impl CudaBackend {
         let Shape { hidden: d, streams, vocab, .. } = self.spec.shape;
         let table = self.weights.matrix(table, vocab, d)?;
         let x = self.buffer(x, tokens.len(), streams * d)?;
-        let ids = self.tokens(tokens)?;
+        let ids = self.tokens(Ids::Tokens, tokens)?;
         self.kernels.embed.rows(&self.stream, &table, ids, streams, x).map_err(Failed::from)?;
         Ok(tokens.len() * (table.bytes.len() / vocab))
     }
 
     /// Token ids on the device, all in the vocabulary.
-    pub(crate) fn tokens(&mut self, tokens: &[u32]) -> Result<DeviceSlice<u32>, BackendError> {
+    pub(crate) fn tokens(&mut self, what: Ids, tokens: &[u32]) -> Result<DeviceSlice<u32>, BackendError> {
         let vocab = self.spec.shape.vocab;
         match tokens.iter().find(|&&token| token as usize >= vocab) {
             Some(token) => Err(failed(format!("token {token} of a vocabulary of {vocab}"))),
-            None => self.inputs.ids(&self.stream, tokens),
+            None => self.inputs.ids(&self.stream, what, tokens),
         }
     }
 }

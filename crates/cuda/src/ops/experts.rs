@@ -3,7 +3,7 @@
 use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, Shape, SharedWeights, Spec};
 use strata_quant::Format;
 
-use super::input::Input;
+use super::input::{Input, Target, any_blocks};
 use super::route::{RoutingParams, most_units, tile};
 use super::{OpError, module};
 use crate::Failed;
@@ -30,6 +30,8 @@ struct GroupedParams {
     units: u64,
     rows: u32,
     k: u32,
+    tile: u32,
+    padding: u32,
 }
 
 #[repr(C)]
@@ -37,6 +39,7 @@ struct GroupedParams {
 struct SwigluParams {
     gate: u64,
     up: u64,
+    quantised: Target,
     count: u64,
 }
 
@@ -91,7 +94,6 @@ struct Product {
 
 /// What the routed experts need while they run.
 pub(crate) struct Room {
-    input: Input,
     gate: DeviceSlice<f32>,
     up: DeviceSlice<f32>,
     hidden: Input,
@@ -104,18 +106,12 @@ impl Room {
         let rows = u.len() / d;
         let pairs = rows * moe.used;
         let gate = room.take(pairs * moe.width);
-        Room {
-            input: Input::new(u, d, rows, room),
-            gate,
-            up: room.take(pairs * moe.width),
-            hidden: Input::new(gate, moe.width, pairs, room),
-        }
+        Room { gate, up: room.take(pairs * moe.width), hidden: Input::new(gate, moe.width, pairs, room) }
     }
 }
 
 /// What the shared expert needs while it runs.
 pub(crate) struct SharedRoom {
-    input: Input,
     gate: DeviceSlice<f32>,
     up: DeviceSlice<f32>,
     hidden: Input,
@@ -130,7 +126,6 @@ impl SharedRoom {
         let rows = u.len() / d;
         let gate = room.take(rows * width);
         SharedRoom {
-            input: Input::new(u, d, rows, room),
             gate,
             up: room.take(rows * width),
             hidden: Input::new(gate, width, rows, room),
@@ -157,7 +152,7 @@ impl CudaBackend {
             *scale = weight.map(|w| self.weights.floats(w, moe.experts)).transpose()?;
         }
         let u = self.buffer(u, rows, d)?;
-        let room = Room::new(&self.spec, u, &mut self.room());
+        let (room, input) = (Room::new(&self.spec, u, &mut self.room()), self.mixed(u));
         let product = |format, offset, rows, scales, by_row| Product {
             format,
             slots: slots.table,
@@ -169,11 +164,10 @@ impl CudaBackend {
         let gate = product(w.gate, 0, moe.width, scales[0], true);
         let up = product(w.up, slots.up, moe.width, scales[1], true);
         let down = product(w.down, slots.down, d, scales[2], false);
-        self.prepare_for(&room.input, [w.gate, w.up].iter().any(|format| !format.is_float()))?;
-        self.grouped(&gate, &room.input, room.gate)?;
-        self.grouped(&up, &room.input, room.up)?;
-        self.swiglu(room.gate, room.up)?;
-        self.prepare_for(&room.hidden, !w.down.is_float())?;
+        self.prepare_for(&input, [w.gate, w.up].iter().any(|format| !format.is_float()))?;
+        self.grouped(&gate, &input, room.gate)?;
+        self.grouped(&up, &input, room.up)?;
+        self.swiglu(&room.hidden, room.up, moe.width, !w.down.is_float())?;
         self.grouped(&down, &room.hidden, self.routing.products)?;
         // Which experts a window uses is known on the device only: the most that it can be.
         Ok((rows * moe.used).min(moe.experts) * slots.stride)
@@ -199,28 +193,41 @@ impl CudaBackend {
             units: routing.units,
             rows: product.rows as u32,
             k: input.k() as u32,
+            tile: 0,
+            padding: 0,
         };
         let found = self.kernels.experts.grouped.iter().find(|(format, ..)| *format == product.format);
         let (_, one, more) = found.expect("every format has kernels");
+        let few = |cols| self.kernels.products.few_rows(product.rows, input.k() / 32, cols, rows * moe.used);
         let (kernel, height, threads) = match more {
             Some([_, many]) if tile(&moe, rows) == 64 => (many, 128, 256),
-            Some([eight, _]) if rows > 1 => (eight, 8, 128),
-            Some(_) => (one, 16, 128),
+            Some([eight, _]) if rows > 1 => (eight, few(8), 128),
+            Some(_) => (one, few(1), 128),
             None => (one, 4, 128),
         };
+        let p = GroupedParams { tile: height as u32, ..p };
         let blocks = [product.rows.div_ceil(height) as u32, most_units(&moe, rows) as u32, 1];
         // SAFETY: the slots have rows of this format and length behind the offset, the columns and `out` a place for every pair.
         let queued = unsafe { kernel.launch(&self.stream, Grid { blocks, threads }, &p) };
         Ok(queued.map_err(Failed::from)?)
     }
 
-    fn swiglu(&self, gate: DeviceSlice<f32>, up: DeviceSlice<f32>) -> Result<(), BackendError> {
-        assert_eq!(gate.len(), up.len());
-        let p = SwigluParams { gate: gate.address(), up: up.address(), count: gate.len() as u64 };
+    /// `silu(gate) * up` in place of the gate, in rows of `width`.
+    fn swiglu(
+        &self,
+        gate: &Input,
+        up: DeviceSlice<f32>,
+        width: usize,
+        wanted: bool,
+    ) -> Result<(), BackendError> {
+        let floats = gate.floats();
+        assert_eq!(floats.len(), up.len());
+        let quantised = gate.target(wanted, width);
+        let p = SwigluParams { gate: floats.address(), up: up.address(), quantised, count: up.len() as u64 };
         // SAFETY: the sizes were compared above.
-        let queued =
-            unsafe { self.kernels.experts.swiglu.launch(&self.stream, Grid::threads(gate.len(), 256), &p) };
-        Ok(queued.map_err(Failed::from)?)
+        unsafe { self.kernels.experts.swiglu.launch(&self.stream, Grid::threads(up.len(), 256), &p) }
+            .map_err(Failed::from)?;
+        self.settle(gate, quantised, wanted)
     }
 
     /// The experts' products weighed and summed, with the shared expert.
@@ -238,15 +245,14 @@ impl CudaBackend {
         let scalar = self.weights.floats(w.scalar, d)?;
         self.routing.check(rows)?;
         let (u, y) = (self.buffer(u, rows, d)?, self.buffer(y, rows, d)?);
-        let room = SharedRoom::new(&self.spec, u, &mut self.room());
-        self.prepare(&room.input, &[gate, up])?;
-        self.product(&gate, &room.input, room.gate)?;
-        self.product(&up, &room.input, room.up)?;
-        self.swiglu(room.gate, room.up)?;
-        self.prepare(&room.hidden, &[down])?;
+        let (room, input) = (SharedRoom::new(&self.spec, u, &mut self.room()), self.mixed(u));
+        self.prepare(&input, &[gate, up])?;
+        self.product(&gate, &input, room.gate)?;
+        self.product(&up, &input, room.up)?;
+        self.swiglu(&room.hidden, room.up, width, any_blocks(&[down]))?;
         self.product(&down, &room.hidden, room.shared)?;
         let scalar = Matrix { format: Format::F32, rows: 1, k: d, bytes: scalar.cast(), scale: None };
-        self.product(&scalar, &room.input, room.scalar)?;
+        self.product(&scalar, &input, room.scalar)?;
         let p = CombineParams {
             routing: self.routing.params(&moe),
             products: self.routing.products.address(),

@@ -3,7 +3,7 @@
 use strata_backend::{BackendError, Buffer, GdnShape, GdnWeights, Layer, Shape, Span};
 use strata_quant::math;
 
-use super::input::Input;
+use super::input::{Input, Target, any_blocks};
 use super::recurrent::{Conv, ConvParams, Recurrent};
 use super::{OpError, module};
 use crate::backend::CudaBackend;
@@ -58,6 +58,7 @@ struct GatedNormParams {
     o: u64,
     z: u64,
     gamma: u64,
+    quantised: Target,
     count: u32,
     dim: u32,
     eps: f32,
@@ -100,7 +101,6 @@ pub(crate) const MOST_KEY_DIM: usize = 256;
 
 /// What the op needs while it runs.
 pub(crate) struct Room {
-    input: Input,
     qkv: DeviceSlice<f32>,
     conv: DeviceSlice<f32>,
     z: DeviceSlice<f32>,
@@ -116,7 +116,6 @@ impl Room {
         let rows = u.len() / d;
         let o = room.take(rows * values);
         Room {
-            input: Input::new(u, d, rows, room),
             qkv: room.take(rows * channels),
             conv: room.take(rows * channels),
             z: room.take(rows * values),
@@ -151,7 +150,7 @@ impl CudaBackend {
         let rows = window.count;
         let (u, y) = (self.buffer(u, rows, d)?, self.buffer(y, rows, d)?);
         let room = Room::new(&self.spec.shape, &g, u, &mut self.room());
-        let (o, input) = (room.output.floats(), &room.input);
+        let (o, input) = (room.output.floats(), &self.mixed(u));
         self.prepare(input, &[qkv, gate, alpha, beta])?;
         self.product(&qkv, input, room.qkv)?;
         self.product(&gate, input, room.z)?;
@@ -225,6 +224,7 @@ impl CudaBackend {
             o: o.address(),
             z: room.z.address(),
             gamma: gamma.address(),
+            quantised: room.output.target(any_blocks(&[out]), g.value_dim),
             count: (rows * heads) as u32,
             dim: g.value_dim as u32,
             eps,
@@ -233,7 +233,7 @@ impl CudaBackend {
         // SAFETY: both are `[rows][value_heads][value_dim]`.
         unsafe { kernels.gated_norm.launch(&self.stream, Grid::threads(rows * heads * 32, 128), &p) }
             .map_err(Failed::from)?;
-        self.prepare(&room.output, &[out])?;
+        self.settle(&room.output, p.quantised, any_blocks(&[out]))?;
         self.product(&out, &room.output, y)?;
         self.state.note_pending(spans, layer);
         let matrices: usize = [qkv, gate, alpha, beta, out].iter().map(|w| w.bytes.len()).sum();

@@ -19,15 +19,24 @@ pub(crate) struct Input {
     cols: usize,
 }
 
+/// Where a kernel leaves its results quantised too; zeros for none. Twin: `Target` in `kernels/contract.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Target {
+    q: u64,
+    d: u64,
+    sums: u64,
+}
+
+impl Target {
+    /// Nobody wants them.
+    pub(crate) const NONE: Target = Target { q: 0, d: 0, sums: 0 };
+}
+
 impl Input {
     /// Room for columns, whose values are `floats`.
     pub(crate) fn new(floats: DeviceSlice<f32>, k: usize, cols: usize, room: &mut Scratch) -> Input {
-        let quantised = k.is_multiple_of(32).then(|| Columns {
-            q: room.take(k * cols),
-            d: room.take(k / 32 * cols),
-            sums: room.take(k / 32 * cols),
-        });
-        Input { floats, quantised, k, cols }
+        Input { floats, quantised: columns(k, cols, room), k, cols }
     }
 
     /// Values of a column.
@@ -41,22 +50,68 @@ impl Input {
             .map_or([0; 3], |columns| [columns.q.address(), columns.d.address(), columns.sums.address()])
     }
 
+    /// Where whoever computes the values leaves them quantised, if any of these matrices wants that. `run` is how many consecutive values
+    /// a warp has together; where that is no multiple of 32 they are quantised afterwards.
+    pub(crate) fn target(&self, wanted: bool, run: usize) -> Target {
+        match self.quantised.filter(|_| wanted && run.is_multiple_of(32)) {
+            Some(columns) => {
+                Target { q: columns.q.address(), d: columns.d.address(), sums: columns.sums.address() }
+            }
+            None => Target::NONE,
+        }
+    }
+
+    /// The same from column `first` on.
+    pub(crate) fn target_from(&self, wanted: bool, run: usize, first: usize) -> Target {
+        let Target { q, d, sums } = self.target(wanted, run);
+        if q == 0 {
+            return Target::NONE;
+        }
+        let (values, blocks) = ((first * self.k) as u64, (first * self.k / 32) as u64);
+        Target { q: q + values, d: d + 4 * blocks, sums: sums + 4 * blocks }
+    }
+
     /// The values.
     pub(crate) fn floats(&self) -> DeviceSlice<f32> {
         self.floats
     }
 }
 
+/// Room for quantised columns, where `k` allows them.
+pub(crate) fn columns(k: usize, cols: usize, room: &mut Scratch) -> Option<Columns> {
+    k.is_multiple_of(32).then(|| Columns {
+        q: room.take(k * cols),
+        d: room.take(k / 32 * cols),
+        sums: room.take(k / 32 * cols),
+    })
+}
+
+/// Whether any of these matrices takes quantised columns.
+pub(crate) fn any_blocks(matrices: &[Matrix]) -> bool {
+    matrices.iter().any(|w| !w.format.is_float())
+}
+
 impl CudaBackend {
+    /// A mixer's output as columns. Quantised by the mixer itself, they serve all ops that read it.
+    pub(crate) fn mixed(&self, u: DeviceSlice<f32>) -> Input {
+        let k = self.spec.shape.hidden;
+        Input { floats: u, quantised: self.mixed, k, cols: u.len() / k }
+    }
+
+    /// Queues the quantisation of columns that a kernel before left as they are, if block formats want it.
+    pub(crate) fn settle(&self, input: &Input, target: Target, wanted: bool) -> Result<(), BackendError> {
+        self.prepare_for(input, wanted && target.q == 0)
+    }
+
     /// Queues the quantisation of columns for the matrices that want it.
     pub(crate) fn prepare(&self, input: &Input, matrices: &[Matrix]) -> Result<(), BackendError> {
-        self.prepare_for(input, matrices.iter().any(|w| !w.format.is_float()))
+        self.prepare_for(input, any_blocks(matrices))
     }
 
     /// Queues the quantisation of columns, if block formats want it.
     pub(crate) fn prepare_for(&self, input: &Input, blocks: bool) -> Result<(), BackendError> {
         match &input.quantised {
-            Some(columns) if blocks => {
+            Some(columns) if blocks && self.fresh != Some(input.floats.address()) => {
                 let values = input.floats.range(0..input.k * input.cols);
                 Ok(self.kernels.products.quantise(&self.stream, values, columns).map_err(Failed::from)?)
             }

@@ -2,11 +2,12 @@
 
 use strata_backend::{BackendError, Buffer, MixerWeights, Shape, Spec, Weight};
 
-use super::input::Input;
+use super::input::{Input, Target, any_blocks};
 use super::{OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Stream};
+use crate::inputs::Ids;
 use crate::scratch::Scratch;
 
 #[repr(C)]
@@ -16,6 +17,7 @@ struct NormParams {
     rows: u64,
     gamma: u64,
     out: u64,
+    quantised: Target,
     count: u32,
     groups: u32,
     width: u32,
@@ -27,6 +29,7 @@ struct NormParams {
 struct GatesParams {
     low: u64,
     inject: u64,
+    quantised: Target,
     low_count: u32,
     inject_count: u32,
     streams: f32,
@@ -39,6 +42,7 @@ struct MixParams {
     gates: u64,
     normed: u64,
     u: u64,
+    quantised: Target,
     count: u32,
     streams: u32,
     width: u32,
@@ -87,6 +91,7 @@ impl Mixers {
         width: usize,
         eps: f32,
         out: DeviceSlice<f32>,
+        quantised: Target,
     ) -> Result<(), DriverError> {
         let (count, groups) = (out.len() / width, gamma.len() / width);
         assert!(rows.is_some_and(|rows| rows.len() * groups == count) || x.len() == out.len());
@@ -95,6 +100,7 @@ impl Mixers {
             rows: rows.map_or(0, DeviceSlice::address),
             gamma: gamma.address(),
             out: out.address(),
+            quantised,
             count: count as u32,
             groups: groups as u32,
             width: width as u32,
@@ -151,7 +157,11 @@ impl CudaBackend {
         let room = Room::new(&self.spec.shape, rows, &mut self.room());
         let x = self.buffer(x, rows, streams * d)?;
         let (u, inject) = (self.buffer(u, rows, d)?, self.buffer(inject, rows, streams)?);
-        self.mix(w, x, None, &room, u, Some(inject))
+        // Whatever comes next wants it quantised, or somebody behind that does.
+        let (address, u) = (u.address(), self.mixed(u));
+        let read = self.mix(w, x, None, &room, (&u, true), Some(inject))?;
+        self.fresh = Some(address);
+        Ok(read)
     }
 
     /// A mixer over the rows of `x`, or over some of them; `inject` for a mixer that shall have inject weights.
@@ -161,7 +171,7 @@ impl CudaBackend {
         x: DeviceSlice<f32>,
         some: Option<DeviceSlice<u32>>,
         room: &Room,
-        u: DeviceSlice<f32>,
+        (u, wanted): (&Input, bool),
         inject: Option<DeviceSlice<f32>>,
     ) -> Result<usize, BackendError> {
         let Shape { hidden: d, streams, mixer_rank: rank, norm_eps: eps, .. } = self.spec.shape;
@@ -173,16 +183,19 @@ impl CudaBackend {
             _ => None,
         };
         let Mixers { gates, mix, .. } = &self.kernels.mixers;
-        let norm = self.kernels.mixers.norm(&self.stream, x, some, gamma, d, eps, room.normed);
+        let target = room.wide.target(any_blocks(&[down]), d);
+        let norm = self.kernels.mixers.norm(&self.stream, x, some, gamma, d, eps, room.normed, target);
         norm.map_err(Failed::from)?;
-        self.prepare(&room.wide, &[down])?;
+        self.settle(&room.wide, target, any_blocks(&[down]))?;
         self.product(&down, &room.wide, room.low)?;
         if let Some((w, to)) = &inject {
             self.product(w, &room.wide, *to)?;
         }
+        let target = room.narrow.target(any_blocks(&[up]), rank);
         let p = GatesParams {
             low: room.low.address(),
             inject: inject.map_or(0, |(_, to)| to.address()),
+            quantised: target,
             low_count: room.low.len() as u32,
             inject_count: inject.map_or(0, |(_, to)| to.len()) as u32,
             streams: streams as f32,
@@ -191,19 +204,22 @@ impl CudaBackend {
         let count = (p.low_count + p.inject_count) as usize;
         // SAFETY: both lengths are those of the slices.
         unsafe { gates.launch(&self.stream, Grid::threads(count, 256), &p) }.map_err(Failed::from)?;
-        self.prepare(&room.narrow, &[up])?;
+        self.settle(&room.narrow, target, any_blocks(&[up]))?;
         self.product(&up, &room.narrow, room.gates)?;
         let p = MixParams {
             gates: room.gates.address(),
             normed: room.normed.address(),
-            u: u.address(),
-            count: u.len() as u32,
+            u: u.floats().address(),
+            quantised: u.target(wanted, d),
+            count: u.floats().len() as u32,
             streams: streams as u32,
             width: d as u32,
             padding: 0,
         };
         // SAFETY: `u` has a row for each of `gates` and `normed`, as `Room` made them.
-        unsafe { mix.launch(&self.stream, Grid::threads(u.len(), 256), &p) }.map_err(Failed::from)?;
+        unsafe { mix.launch(&self.stream, Grid::threads(u.floats().len(), 256), &p) }
+            .map_err(Failed::from)?;
+        self.settle(u, p.quantised, wanted)?;
         Ok(down.bytes.len() + up.bytes.len() + inject.map_or(0, |(w, _)| w.bytes.len()))
     }
 
@@ -245,11 +261,10 @@ impl CudaBackend {
         let output = self.weights.matrix(output, vocab, d)?;
         let last = rows.iter().max().map_or(0, |&row| row as usize + 1);
         let (x, logits) = (self.buffer(x, last, streams * d)?, self.buffer(logits, rows.len(), vocab)?);
-        let some = self.inputs.ids(&self.stream, rows)?;
+        let some = self.inputs.ids(&self.stream, Ids::HeadRows, rows)?;
         let mut room = self.room();
         let (mixer, input) = head_room(&self.spec, rows.len(), &mut room);
-        let read = self.mix(w, x, Some(some), &mixer, input.floats(), None)?;
-        self.prepare(&input, &[output])?;
+        let read = self.mix(w, x, Some(some), &mixer, (&input, any_blocks(&[output])), None)?;
         self.product(&output, &input, logits)?;
         Ok(read + output.bytes.len())
     }

@@ -129,9 +129,15 @@ pub(crate) fn scratch_bytes(spec: &Spec) -> usize {
     most
 }
 
-/// Bytes of what the router leaves for the ops behind it.
-pub(crate) fn routing_bytes(spec: &Spec) -> usize {
+/// A mixer's output, quantised.
+pub(crate) fn mixed(spec: &Spec, room: &mut Scratch) -> Option<Columns> {
+    input::columns(spec.shape.hidden, spec.window.max(spec.sequences), room)
+}
+
+/// Bytes of what ops leave for others behind them.
+pub(crate) fn kept_bytes(spec: &Spec) -> usize {
     let mut room = Scratch::counting();
     Routing::new(spec, &mut room);
+    mixed(spec, &mut room);
     room.used()
 }

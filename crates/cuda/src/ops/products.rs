@@ -59,7 +59,7 @@ struct ProductParams {
     rows: u32,
     cols: u32,
     k: u32,
-    padding: u32,
+    tile: u32,
 }
 
 #[repr(C)]
@@ -81,6 +81,7 @@ struct OfFormat {
 
 /// Products with block-format weights, bit for bit those of every other backend.
 pub struct Products {
+    processors: usize,
     quantise: Kernel<QuantiseParams>,
     formats: Vec<(Format, OfFormat)>,
 }
@@ -101,6 +102,7 @@ impl Products {
             Ok((format, kernels))
         };
         Ok(Products {
+            processors: context.device().processors as usize,
             quantise: module.kernel("strata_quantise")?,
             formats: formats.map(of_format).collect::<Result<_, DriverError>>()?,
         })
@@ -109,6 +111,15 @@ impl Products {
     fn of(&self, format: Format) -> &OfFormat {
         let found = self.formats.iter().find(|(other, _)| *other == format);
         &found.unwrap_or_else(|| panic!("{format} is no block format")).1
+    }
+
+    /// How many of `rows` rows of `units` units a block of threads takes, in the kernels for one column and for eight: enough blocks to fill
+    /// the GPU, and no more terms than `kernels/few.cuh` has room for. `matrices` are multiplied at once.
+    pub(crate) fn few_rows(&self, rows: usize, units: usize, cols: usize, matrices: usize) -> usize {
+        let (round, terms) = if cols == 1 { (320, 1312) } else { (64, 520) };
+        let here = units.min(round);
+        let most = (terms / (here + 1)).min(128 / (cols * here.div_ceil(64)));
+        (rows * matrices / (4 * self.processors)).clamp(1, most.max(1))
     }
 
     /// Quantises `x`, `[cols][k]`.
@@ -166,13 +177,14 @@ impl Products {
             rows: rows as u32,
             cols: cols as u32,
             k: k as u32,
-            padding: 0,
+            tile: 0,
         };
         let (kernel, at_once, tile, threads) = match cols {
-            1 => (&kernels.one, 1, 16, 128),
-            2..=8 => (&kernels.eight, 8, 8, 128),
+            1 => (&kernels.one, 1, self.few_rows(rows, k / 32, 1, 1), 128),
+            2..=8 => (&kernels.eight, 8, self.few_rows(rows, k / 32, 8, 1), 128),
             _ => (&kernels.many, 64, 128, 256),
         };
+        let p = ProductParams { tile: tile as u32, ..p };
         let blocks = [rows.div_ceil(tile) as u32, cols.div_ceil(at_once) as u32, 1];
         // SAFETY: the sizes were compared above.
         unsafe { kernel.launch(stream, Grid { blocks, threads }, &p) }

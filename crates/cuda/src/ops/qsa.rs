@@ -2,7 +2,7 @@
 
 use strata_backend::{BackendError, Buffer, KvFormat, Layer, QsaShape, QsaWeights, Shape, Span, Spec};
 
-use super::input::Input;
+use super::input::{Input, Target, any_blocks};
 use super::{OpError, module};
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Module};
@@ -85,6 +85,7 @@ struct AttendParams {
     chosen: u64,
     partials: u64,
     out: u64,
+    quantised: Target,
     chunks: u32,
     padding: u32,
 }
@@ -136,7 +137,6 @@ impl Qsa {
 
 /// What the op needs while it runs.
 pub(crate) struct Room {
-    input: Input,
     queries: DeviceSlice<f32>,
     keys: DeviceSlice<f32>,
     values: DeviceSlice<f32>,
@@ -165,14 +165,13 @@ impl Room {
         u: DeviceSlice<f32>,
         room: &mut Scratch,
     ) -> Room {
-        let (d, kv, heads) = (spec.shape.hidden, q.kv_heads * q.head_dim, q.heads * q.head_dim);
-        let rows = u.len() / d;
+        let (kv, heads) = (q.kv_heads * q.head_dim, q.heads * q.head_dim);
+        let rows = u.len() / spec.shape.hidden;
         let attended = room.take(rows * heads);
         let (most, kept) = (spec.context / block, q.budget / block);
         let partials = q.heads * chunks(spec, q, block) * (2 + q.head_dim);
         let at_once = (ROOM / (4 * (most + kept + partials))).clamp(1, rows.max(1));
         Room {
-            input: Input::new(u, d, rows, room),
             queries: room.take(rows * 2 * heads),
             keys: room.take(rows * kv),
             values: room.take(rows * kv),
@@ -215,7 +214,7 @@ impl CudaBackend {
         let rows = window.count;
         let (u, y) = (self.buffer(u, rows, d)?, self.buffer(y, rows, d)?);
         let room = Room::new(&self.spec, &q, block, u, &mut self.room());
-        let input = &room.input;
+        let input = &self.mixed(u);
         self.prepare(input, &[wq, wk, wv, iq, ik])?;
         for (w, to) in [
             (&wq, room.queries),
@@ -287,6 +286,9 @@ impl CudaBackend {
                 .find(|(most, dim, _)| group <= *most && q.head_dim <= *dim)
                 .expect("checked when the backend was built");
             let chunks = chunks(&self.spec, &q, block);
+            // Recorded work has to do for every position.
+            let longest = spans.iter().map(|span| span.start + span.rows).max().unwrap_or(0);
+            let longest = if self.recording { self.spec.context } else { longest };
             for first in (0..rows).step_by(room.at_once) {
                 let part = first..rows.min(first + room.at_once);
                 let count = part.len() as u32;
@@ -298,7 +300,6 @@ impl CudaBackend {
                     most: (self.spec.context / block) as u64,
                     chosen: room.chosen.address(),
                 };
-                let longest = spans.iter().map(|span| span.start + span.rows).max().unwrap_or(0);
                 if longest / block > q.budget / block {
                     let warps = (longest / block).div_ceil(4).min(1024) as u32;
                     // SAFETY: scores and choices have room for `at_once` rows.
@@ -313,6 +314,7 @@ impl CudaBackend {
                     chosen: room.chosen.address(),
                     partials: room.partials.address(),
                     out: room.output.floats().range(part.start * heads..part.end * heads).address(),
+                    quantised: room.output.target_from(any_blocks(&[out]), q.head_dim, part.start),
                     chunks: chunks as u32,
                     padding: 0,
                 };
@@ -331,7 +333,8 @@ impl CudaBackend {
             Ok(())
         };
         queue().map_err(Failed::from)?;
-        self.prepare(&room.output, &[out])?;
+        let target = room.output.target(any_blocks(&[out]), q.head_dim);
+        self.settle(&room.output, target, any_blocks(&[out]))?;
         self.product(&out, &room.output, y)?;
         self.state.note_pending(spans, layer);
         let matrices: usize = [wq, wk, wv, iq, ik, out].iter().map(|w| w.bytes.len()).sum();

@@ -2,7 +2,6 @@
 
 use strata_backend::{BackendError, Buffer, MoeShape, Spec, Weight};
 
-use super::input::Input;
 use super::{OpError, module};
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
@@ -137,15 +136,13 @@ impl Routing {
 
 /// What the router needs while it runs.
 pub(crate) struct Room {
-    input: Input,
     logits: DeviceSlice<f32>,
 }
 
 impl Room {
     /// For the rows of `u`.
     pub(crate) fn new(spec: &Spec, u: DeviceSlice<f32>, room: &mut Scratch) -> Room {
-        let (d, rows) = (spec.shape.hidden, u.len() / spec.shape.hidden);
-        Room { input: Input::new(u, d, rows, room), logits: room.take(rows * spec.shape.moe.experts) }
+        Room { logits: room.take(u.len() / spec.shape.hidden * spec.shape.moe.experts) }
     }
 }
 
@@ -159,9 +156,9 @@ impl CudaBackend {
             return Err(failed(format!("{rows} rows to route in windows of {}", self.spec.window)));
         }
         (self.routing.rows, self.routing.grouped) = (rows, false);
-        let room = Room::new(&self.spec, u, &mut self.room());
-        self.prepare(&room.input, &[router])?;
-        self.product(&router, &room.input, room.logits)?;
+        let (room, input) = (Room::new(&self.spec, u, &mut self.room()), self.mixed(u));
+        self.prepare(&input, &[router])?;
+        self.product(&router, &input, room.logits)?;
         let p = ChooseParams { routing: self.routing.params(&moe), logits: room.logits.address() };
         // SAFETY: the routing has room for the widest window.
         unsafe { self.kernels.route.choose.launch(&self.stream, Grid::threads(rows * 32, 128), &p) }

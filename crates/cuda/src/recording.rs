@@ -1,0 +1,158 @@
+//! Short windows as recorded graphs: ops wait in a list until somebody wants their results, and a list that came before is replayed instead of
+//! queued again.
+//!
+//! Owns what makes two lists the same work: ops, weights, buffers, rows and sequences, but not tokens and positions, which lie at the same
+//! places on the device every time ([`crate::inputs`]).
+
+use strata_backend::{Family, Op, Span};
+
+use crate::driver::Graph;
+
+/// Rows of the widest window whose ops wait.
+pub(crate) const MOST_ROWS: usize = 32;
+/// Ops of the shortest list that is worth a recording.
+const FEWEST_OPS: usize = 8;
+/// Recordings that are kept.
+const MOST_RECORDINGS: usize = 64;
+
+/// An op with its data.
+#[derive(Clone, PartialEq)]
+pub(crate) struct Waiting {
+    /// The op without its data.
+    bare: Op<'static>,
+    /// Token ids, or row numbers.
+    pub(crate) ids: Vec<u32>,
+    pub(crate) table_rows: Vec<u8>,
+    pub(crate) spans: Vec<Span>,
+}
+
+impl Waiting {
+    /// Takes an op's data.
+    pub(crate) fn new(op: &Op<'_>) -> Waiting {
+        let (mut ids, mut table_rows, mut spans): (&[u32], &[u8], &[Span]) = (&[], &[], &[]);
+        let bare = match *op {
+            Op::Embed { table, tokens, x } => {
+                ids = tokens;
+                Op::Embed { table, tokens: &[], x }
+            }
+            Op::Ngram { layer, weights, format, scale, table_rows: rows, spans: parts, x } => {
+                (table_rows, spans) = (rows, parts);
+                Op::Ngram { layer, weights, format, scale, table_rows: &[], spans: &[], x }
+            }
+            Op::Gdn { layer, weights, spans: parts, u, y } => {
+                spans = parts;
+                Op::Gdn { layer, weights, spans: &[], u, y }
+            }
+            Op::Qsa { layer, weights, spans: parts, u, y } => {
+                spans = parts;
+                Op::Qsa { layer, weights, spans: &[], u, y }
+            }
+            Op::Head { mixer, output, rows, x, logits } => {
+                ids = rows;
+                Op::Head { mixer, output, rows: &[], x, logits }
+            }
+            Op::DraftJoin { table, eh_proj, e_norm, h_norm, next, x, out } => {
+                ids = next;
+                Op::DraftJoin { table, eh_proj, e_norm, h_norm, next: &[], x, out }
+            }
+            Op::MixerRead { weights, rows, x, u, inject } => Op::MixerRead { weights, rows, x, u, inject },
+            Op::MixerWrite { rows, y, inject, x } => Op::MixerWrite { rows, y, inject, x },
+            Op::Route { router, rows, u } => Op::Route { router, rows, u },
+            Op::Group { rows } => Op::Group { rows },
+            Op::Experts { layer, weights, rows, u } => Op::Experts { layer, weights, rows, u },
+            Op::Combine { shared, rows, u, y } => Op::Combine { shared, rows, u, y },
+        };
+        Waiting { bare, ids: ids.to_vec(), table_rows: table_rows.to_vec(), spans: spans.to_vec() }
+    }
+
+    /// The op.
+    pub(crate) fn op(&self) -> Op<'_> {
+        let Waiting { bare, ids, table_rows, spans } = self;
+        match *bare {
+            Op::Embed { table, x, .. } => Op::Embed { table, tokens: ids, x },
+            Op::Ngram { layer, weights, format, scale, x, .. } => {
+                Op::Ngram { layer, weights, format, scale, table_rows, spans, x }
+            }
+            Op::Gdn { layer, weights, u, y, .. } => Op::Gdn { layer, weights, spans, u, y },
+            Op::Qsa { layer, weights, u, y, .. } => Op::Qsa { layer, weights, spans, u, y },
+            Op::Head { mixer, output, x, logits, .. } => Op::Head { mixer, output, rows: ids, x, logits },
+            Op::DraftJoin { table, eh_proj, e_norm, h_norm, x, out, .. } => {
+                Op::DraftJoin { table, eh_proj, e_norm, h_norm, next: ids, x, out }
+            }
+            Op::MixerRead { weights, rows, x, u, inject } => Op::MixerRead { weights, rows, x, u, inject },
+            Op::MixerWrite { rows, y, inject, x } => Op::MixerWrite { rows, y, inject, x },
+            Op::Route { router, rows, u } => Op::Route { router, rows, u },
+            Op::Group { rows } => Op::Group { rows },
+            Op::Experts { layer, weights, rows, u } => Op::Experts { layer, weights, rows, u },
+            Op::Combine { shared, rows, u, y } => Op::Combine { shared, rows, u, y },
+        }
+    }
+
+    /// Whether both are the same work on other tokens.
+    fn same_work(&self, other: &Waiting) -> bool {
+        let like = |(a, b): (&Span, &Span)| (a.slot, a.row, a.rows) == (b.slot, b.row, b.rows);
+        let cut = |waiting: &Waiting| waiting.spans.iter().any(|span| !span.cuts.is_empty());
+        self.bare == other.bare
+            && self.ids.len() == other.ids.len()
+            && self.table_rows.len() == other.table_rows.len()
+            && self.spans.len() == other.spans.len()
+            && self.spans.iter().zip(&other.spans).all(like)
+            && !cut(self)
+            && !cut(other)
+    }
+}
+
+/// Rows of an op's window.
+pub(crate) fn rows(op: &Op<'_>) -> usize {
+    let of = |spans: &[Span]| spans.iter().map(|span| span.rows).sum();
+    match *op {
+        Op::Embed { tokens: ids, .. } | Op::Head { rows: ids, .. } | Op::DraftJoin { next: ids, .. } => {
+            ids.len()
+        }
+        Op::Ngram { spans, .. } | Op::Gdn { spans, .. } | Op::Qsa { spans, .. } => of(spans),
+        Op::MixerRead { rows, .. }
+        | Op::MixerWrite { rows, .. }
+        | Op::Route { rows, .. }
+        | Op::Group { rows }
+        | Op::Experts { rows, .. }
+        | Op::Combine { rows, .. } => rows,
+    }
+}
+
+/// Work that came before.
+pub(crate) struct Recording {
+    ops: Vec<Waiting>,
+    /// Recorded when it comes for the second time; the first time, its ops are timed one by one.
+    pub(crate) graph: Option<Graph>,
+    /// Per op its family, its share of the time, and the bytes that it reads.
+    pub(crate) costs: Vec<(Family, f64, usize)>,
+}
+
+/// The recordings, the latest last.
+#[derive(Default)]
+pub(crate) struct Recordings(Vec<Recording>);
+
+impl Recordings {
+    /// Whether a list is worth a recording.
+    pub(crate) fn worth(ops: &[Waiting]) -> bool {
+        ops.len() >= FEWEST_OPS && ops.iter().all(|op| op.spans.iter().all(|span| span.cuts.is_empty()))
+    }
+
+    /// The recording of the same work, if it came before. It becomes the latest.
+    pub(crate) fn find(&mut self, ops: &[Waiting]) -> Option<&mut Recording> {
+        let same = |known: &Recording| {
+            known.ops.len() == ops.len() && known.ops.iter().zip(ops).all(|(a, b)| a.same_work(b))
+        };
+        let at = self.0.iter().rposition(same)?;
+        self.0[at..].rotate_left(1);
+        self.0.last_mut()
+    }
+
+    /// Notes work that came for the first time, and what it cost.
+    pub(crate) fn note(&mut self, ops: Vec<Waiting>, costs: Vec<(Family, f64, usize)>) {
+        if self.0.len() == MOST_RECORDINGS {
+            self.0.remove(0);
+        }
+        self.0.push(Recording { ops, graph: None, costs });
+    }
+}
