@@ -108,6 +108,7 @@ struct Few {
             const int here = min(ROUND, units - from), stride = here + 1, chains = (here + SEGMENT - 1) / SEGMENT;
             load(shared, x, which, cols, units, from, here);
             __syncthreads();
+#pragma unroll 2
             for (int i = thread; i < rows * here; i += THREADS) {
                 const int r = i / here, unit = i % here, at = from + unit;
                 const uint8_t* block = weights + r * row_bytes + size_t(at / PER_BLOCK) * F::BYTES;

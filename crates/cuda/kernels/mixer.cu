@@ -18,25 +18,47 @@ struct NormParams {
     float eps;
 };
 
-/// `out[row][group] = rms(x[row][group]) * gamma[group]`, a warp a group.
-extern "C" __global__ void __launch_bounds__(128) strata_norm(const __grid_constant__ NormParams p) {
-    const uint32_t at = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+constexpr int NORMERS = 256;
+constexpr int STAGED = 4096;
+
+/// `out[row][group] = rms(x[row][group]) * gamma[group]`, a block of threads a group. The sum of squares is one warp's, in the contract's order;
+/// what it adds is brought by all of them.
+extern "C" __global__ void __launch_bounds__(NORMERS) strata_norm(const __grid_constant__ NormParams p) {
+    __shared__ float staged[STAGED];
+    __shared__ float found;
+    const uint32_t at = blockIdx.x;
     const int lane = threadIdx.x % WARP;
-    if (at >= p.count) {
-        return;
-    }
     const uint32_t row = at / p.groups, group = at % p.groups;
     const uint32_t from = p.rows == nullptr ? row : p.rows[row];
     const float* x = p.x + (size_t(from) * p.groups + group) * p.width;
     const float* gamma = p.gamma + size_t(group) * p.width;
     float* out = p.out + size_t(at) * p.width;
-    const float scale = rms_scale(x, p.width, p.eps, lane);
+    float squares = 0.0f;
+    for (uint32_t from = 0; from < p.width; from += STAGED) {
+        const uint32_t here = min(uint32_t(STAGED), p.width - from);
+        __syncthreads();
+        for (uint32_t j = threadIdx.x; j < here; j += NORMERS) {
+            staged[j] = x[from + j];
+        }
+        __syncthreads();
+        if (threadIdx.x < WARP) {
+            each_value(staged, here, lane, [&](int, float value) { squares = fma(value, value, squares); });
+        }
+    }
+    if (threadIdx.x < WARP) {
+        squares = fold(squares);
+        if (lane == 0) {
+            found = rsqrt(__fdiv_rn(squares, float(p.width)) + p.eps);
+        }
+    }
+    __syncthreads();
+    const float scale = found;
     const size_t first = size_t(at) * p.width;
-    each_value(x, p.width, lane, [&](int j, float value) {
-        const float normed = value * scale * gamma[j];
+    for (uint32_t j = threadIdx.x; j < p.width; j += NORMERS) {
+        const float normed = (p.width <= STAGED ? staged[j] : x[j]) * scale * gamma[j];
         out[j] = normed;
         p.quantised.put(normed, first + j);
-    });
+    }
 }
 
 struct GatesParams {

@@ -288,6 +288,7 @@ template <class T, int GROUP, int PARTS>
 __device__ void attend(const AttendParams& p) {
     __shared__ float scores[CHUNK][GROUP];
     __shared__ uint32_t positions[CHUNK];
+    __shared__ float staged[GROUP][PARTS * WARP];
     const Attention& a = p.a;
     const Row row = a.rows[blockIdx.z];
     const uint32_t visible = row.position + 1, kv_head = blockIdx.y, group = a.heads / a.kv_heads;
@@ -301,8 +302,11 @@ __device__ void attend(const AttendParams& p) {
     for (uint32_t i = thread; i < keys; i += ATTENDERS) {
         positions[i] = position_of(a, chosen, a.chooses(visible), visible, first + i);
     }
-    __syncthreads();
     const float* queries = p.queries + (uint64_t(blockIdx.z) * a.heads + kv_head * group) * 2 * a.dim;
+    for (uint32_t i = thread; i < group * a.dim; i += ATTENDERS) {
+        staged[i / a.dim][i % a.dim] = queries[uint64_t(i / a.dim) * 2 * a.dim + i % a.dim];
+    }
+    __syncthreads();
     const float scale = rsqrt(float(a.dim));
     constexpr int AT_ONCE = 4;
     for (uint32_t i = warp * AT_ONCE; i < keys; i += ATTENDERS / WARP * AT_ONCE) {
@@ -320,7 +324,7 @@ __device__ void attend(const AttendParams& p) {
 #pragma unroll
             for (int j = 0; j < PARTS; j++) {
                 const uint32_t at = lane + WARP * j;
-                const float q = at < a.dim ? queries[uint64_t(h) * 2 * a.dim + at] : 0.0f;
+                const float q = at < a.dim ? staged[h][at] : 0.0f;
 #pragma unroll
                 for (int c = 0; c < AT_ONCE; c++) {
                     acc[c] = at < a.dim ? fma(key[c][j], q, acc[c]) : acc[c];
@@ -357,6 +361,7 @@ __device__ void attend(const AttendParams& p) {
     __syncthreads();
     for (uint32_t j = thread; j < a.dim; j += ATTENDERS) {
         float acc[GROUP] = {};
+#pragma unroll 4
         for (uint32_t i = 0; i < keys; i++) {
             const float value = stored(a.value_rows<T>(row.slot, positions[i]) + kv_head * a.dim + j);
 #pragma unroll

@@ -54,16 +54,25 @@ extern "C" __global__ void __launch_bounds__(128) strata_choose(const __grid_con
     for (uint32_t j = lane; j < p.r.all; j += WARP) {
         x[j] = __fdiv_rn(x[j], sum);
     }
-    // Shares are not negative, so their bits are in their order; what isn't a number comes last.
-    auto key = [&](uint32_t j) {
-        const uint32_t rank = isnan(x[j]) ? 0 : to_bits(x[j]) + 1;
-        return uint64_t(rank) << 32 | uint32_t(~j);
-    };
+    // Shares are not negative, so their bits are in their order; what isn't a number comes last. A lane's ranks stay in registers, as many as
+    // there are; 0 is for those that were chosen, and those that don't exist.
+    constexpr uint32_t HELD = 16;
+    uint32_t ranks[HELD];
+    auto rank = [&](uint32_t j) { return j >= p.r.all ? 0 : isnan(x[j]) ? 1 : to_bits(x[j]) + 2; };
+#pragma unroll
+    for (uint32_t i = 0; i < HELD; i++) {
+        ranks[i] = rank(lane + WARP * i);
+    }
     uint64_t below = ~0ull;
     for (uint32_t i = 0; i < p.r.used; i++) {
         uint64_t best = 0;
-        for (uint32_t j = lane; j < p.r.all; j += WARP) {
-            const uint64_t own = key(j);
+#pragma unroll
+        for (uint32_t h = 0; h < HELD; h++) {
+            const uint64_t own = uint64_t(ranks[h]) << 32 | uint32_t(~(lane + WARP * h));
+            best = ranks[h] > 0 && own > best ? own : best;
+        }
+        for (uint32_t j = lane + WARP * HELD; j < p.r.all; j += WARP) {
+            const uint64_t own = uint64_t(rank(j)) << 32 | uint32_t(~j);
             best = own < below && own > best ? own : best;
         }
         for (int width = WARP / 2; width > 0; width /= 2) {
@@ -71,8 +80,13 @@ extern "C" __global__ void __launch_bounds__(128) strata_choose(const __grid_con
             best = other > best ? other : best;
         }
         below = best;
+        const uint32_t chosen = ~uint32_t(best);
+#pragma unroll
+        for (uint32_t h = 0; h < HELD; h++) {
+            ranks[h] = chosen == lane + WARP * h ? 0 : ranks[h];
+        }
         if (lane == 0) {
-            p.r.experts[row * p.r.used + i] = ~uint32_t(best);
+            p.r.experts[row * p.r.used + i] = chosen;
         }
     }
     __syncwarp();

@@ -107,7 +107,7 @@ impl Mixers {
             eps,
         };
         // SAFETY: the sizes were compared above; row numbers were checked against the buffer by the caller.
-        unsafe { self.norm.launch(stream, Grid::threads(count * 32, 128), &p) }
+        unsafe { self.norm.launch(stream, Grid { blocks: [count as u32, 1, 1], threads: 256 }, &p) }
     }
 }
 
