@@ -332,7 +332,7 @@ mod tests {
         let mut plan = Plan::new();
         let described = cpu.describe(&spec, &[], &[], &mut plan);
         let mut arena = Arena::new(&plan).unwrap();
-        let store = Arc::new(ExpertStore::new(0, Box::new(|| Ok(()))));
+        let store = Arc::new(ExpertStore::new(vec![], Box::new(|| Ok(()))));
         let backend = CpuBackend::new(cpu, spec, described, &mut arena, vec![], store)?;
         Ok((backend, arena.taken_bytes(), plan.arena_bytes()))
     }

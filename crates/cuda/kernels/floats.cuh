@@ -88,24 +88,8 @@ __device__ inline float rms_scale(const float* x, int n, float eps, int lane) {
 template <int ROWS, int COLS, class T, class Emit>
 __device__ void warp_products(const T* w, const float* x, int rows, int cols, int k, int lane, Emit emit) {
     float acc[ROWS][COLS] = {};
-    int j = lane;
-    if constexpr (ROWS == 1 && COLS == 1) {
-        // A single chain: as many loads on their way as registers hold.
-        constexpr int AHEAD = 32;
-        for (; j + (AHEAD - 1) * WARP < k; j += AHEAD * WARP) {
-            float weights[AHEAD], values[AHEAD];
-#pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                weights[i] = widen(w + j + i * WARP), values[i] = x[j + i * WARP];
-            }
-#pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                acc[0][0] = fma(weights[i], values[i], acc[0][0]);
-            }
-        }
-    }
 #pragma unroll 8
-    for (; j < k; j += WARP) {
+    for (int j = lane; j < k; j += WARP) {
         float values[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {

@@ -28,6 +28,9 @@ pub enum EngineError {
     /// The plan doesn't fit the machine.
     #[error(transparent)]
     Plan(#[from] strata_plan::PlanError),
+    /// The memory planned could not be had.
+    #[error(transparent)]
+    Arena(#[from] strata_plan::ArenaError),
     /// A sampling parameter is out of range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),

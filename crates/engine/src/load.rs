@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use strata_backend::{Buffer, BufferSpec, Build, Checkpoint, Shape, Spec};
 use strata_model::Model;
-use strata_plan::{Arena, Category, Limits, Place, Plan, largest};
+use strata_plan::{ALIGNMENT, Arena, Block, Category, Limits, Place, Plan, Region, largest};
 use strata_residency::{ExpertId, ExpertStore, HostCopy};
 
 use crate::config::{EngineConfig, ExpertHome};
@@ -55,6 +55,8 @@ struct Prepared<D> {
     plan: Plan,
     spec: Spec,
     buffers: Buffers,
+    /// Each layer's slots in the heap tier, if experts live there.
+    slots: Vec<Region>,
     described: D,
 }
 
@@ -79,13 +81,14 @@ impl Engine {
         spawn: SpawnIo,
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Engine, EngineError> {
-        let Prepared { lowered, plan, spec, buffers, described } = prepare(&model, config, limits, &builder)?;
+        let Prepared { lowered, plan, spec, buffers, slots, described } =
+            prepare(&model, config, limits, &builder)?;
         plan.check(limits)?;
         if let Some(device) = builder.device_limits() {
             plan.check_in(Place::Device, &device)?;
         }
-        let store = Arc::new(store(&model, &lowered, config.experts, progress)?);
-        let arena = Arena::new(&plan).map_err(|error| EngineError::Config(error.to_string()))?;
+        let mut arena = Arena::new(&plan)?;
+        let store = Arc::new(store(&model, &lowered, &slots, &mut arena, progress)?);
         let backend = builder.build(spec.clone(), described, arena, lowered.weights, Arc::clone(&store))?;
         let logits = vec![0.0; buffers.logit_rows * spec.shape.vocab];
         Ok(Engine {
@@ -130,10 +133,10 @@ fn prepare<B: Build>(
     let describe = |window: usize| {
         let (spec, buffers) = spec(&lowered, config, context, window);
         let mut plan = Plan::new();
-        place_weights(&mut plan, model, &lowered, config.experts);
+        let slots = place_weights(&mut plan, model, &lowered, config.experts);
         place_buffers(&mut plan, model, &spec, buffers.logit_rows);
         let described = builder.describe(&spec, &lowered.weights, &homes, &mut plan);
-        (plan, spec, buffers, described)
+        (plan, spec, buffers, slots, described)
     };
     let window = match config.window {
         Some(window) => window.min(context),
@@ -147,8 +150,8 @@ fn prepare<B: Build>(
             largest(1, builder.window().min(context), |window| used(window) <= room).unwrap_or(1)
         }
     };
-    let (plan, spec, buffers, described) = describe(window);
-    Ok(Prepared { lowered, plan, spec, buffers, described })
+    let (plan, spec, buffers, slots, described) = describe(window);
+    Ok(Prepared { lowered, plan, spec, buffers, slots, described })
 }
 
 /// What the backend is told, and the engine's names for the buffers in it.
@@ -186,22 +189,30 @@ fn spec(lowered: &Lowered, config: &EngineConfig, context: usize, window: usize)
     (spec, buffers)
 }
 
-/// Weights and experts in their homes, and the n-gram table that stays in the file.
-fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, experts: ExpertHome) {
+/// Weights and experts in their homes, and the n-gram table that stays in the file. Returns each layer's slots in the heap
+/// tier, if experts live there: side by side at the arena's start, so that huge pages can hold them.
+fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, experts: ExpertHome) -> Vec<Region> {
     let dense = lowered.weights.iter().map(|weight| weight.bytes.len() as u64).sum();
     plan.item(Category::Weights, "dense weights", Place::Mapped, dense);
-    let place = match experts {
-        ExpertHome::Mapped => Place::Mapped,
-        ExpertHome::Heap => Place::Heap,
-    };
+    let mut slots = Vec::new();
     for (layer, source, _) in &lowered.experts {
-        let bytes = source.expert_bytes() as u64 * u64::from(source.experts());
-        plan.item(Category::Experts, (usize::from(*layer), "routed experts"), place, bytes);
+        let (name, count) = ((usize::from(*layer), "routed experts"), usize::from(source.experts()));
+        match experts {
+            ExpertHome::Mapped => {
+                let bytes = (source.expert_bytes() * count) as u64;
+                plan.item(Category::Experts, name, Place::Mapped, bytes);
+            }
+            ExpertHome::Heap => {
+                let bytes = source.expert_bytes().next_multiple_of(ALIGNMENT) * count;
+                slots.push(plan.heap(Category::Experts, name, bytes));
+            }
+        }
     }
     if let Some(table) = model.trunk.ngram_table.as_ref() {
         let bytes = model.gguf.tensors()[table.index].bytes;
         plan.item(Category::Table, "n-gram table", Place::File, bytes);
     }
+    slots
 }
 
 /// What the engine itself keeps in memory.
@@ -220,24 +231,33 @@ fn place_buffers(plan: &mut Plan, model: &Model, spec: &Spec, logit_rows: usize)
     }
 }
 
-/// The expert store, with experts copied to the heap if that is their home: by positioned reads, so that no page of the
-/// mapping becomes resident beside its copy.
+/// The expert store, with experts copied to the heap tier's slots if there are any: by positioned reads, so that no page
+/// of the mapping becomes resident beside its copy.
 fn store(
     model: &Arc<Model>,
     lowered: &Lowered,
-    home: ExpertHome,
+    slots: &[Region],
+    arena: &mut Arena,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<ExpertStore, EngineError> {
+    let mut blocks: Vec<Block<u8>> = Vec::new();
+    for (region, (_, source, _)) in slots.iter().zip(&lowered.experts) {
+        // A system that has none costs speed only.
+        let _ = arena.ask_for_huge_pages(*region);
+        for slot in region.parts(source.expert_bytes()) {
+            blocks.push(arena.take(slot)?);
+        }
+    }
     let watched = Arc::clone(model);
     let check = Box::new(move || watched.gguf.unchanged().map_err(|error| error.to_string()));
-    let of = lowered.expert_bytes();
-    let mut store = ExpertStore::new(if home == ExpertHome::Heap { of } else { 0 }, check);
+    let mut store = ExpertStore::new(blocks, check);
     for (layer, source, _) in &lowered.experts {
         store.add_layer(*layer, source.clone())?;
     }
-    if home == ExpertHome::Mapped {
+    if slots.is_empty() {
         return Ok(store);
     }
+    let of = lowered.expert_bytes();
     let tensors: BTreeMap<u16, ExpertTensors> = lowered.experts.iter().map(|(l, _, t)| (*l, *t)).collect();
     let file = Arc::clone(model);
     let engine = HostCopy::new(Box::new(move |id, extent, out| {

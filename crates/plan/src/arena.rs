@@ -19,10 +19,15 @@ use memmap2::MmapMut;
 
 use crate::{ALIGNMENT, Plan, Region};
 
+/// The larger pages that the system may give: what an arena of at least one starts at a multiple of, bytes.
+pub const HUGE_PAGE: usize = 2 << 20;
+
 /// Memory for all regions of one plan.
 #[derive(Debug)]
 pub struct Arena {
     memory: Arc<MmapMut>,
+    /// Where the arena starts in `memory`.
+    skip: usize,
     base: NonNull<u8>,
     bytes: usize,
     /// Start and end of what was handed out, by start; disjoint.
@@ -43,6 +48,9 @@ pub enum ArenaError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The system has no huge pages to give.
+    #[error("the system gives no huge pages: {0}")]
+    HugePages(std::io::Error),
     /// A region of another plan.
     #[error(
         "a region of {bytes} bytes at {offset} is not inside the arena of {arena} bytes: it belongs to another plan"
@@ -79,10 +87,25 @@ impl Arena {
     /// Maps the memory for a plan.
     pub fn new(plan: &Plan) -> Result<Arena, ArenaError> {
         let bytes = plan.arena_bytes();
-        let mut memory =
-            MmapMut::map_anon(bytes.max(1)).map_err(|source| ArenaError::Allocate { bytes, source })?;
-        let base = NonNull::from(&mut memory[..]).cast();
-        Ok(Arena { memory: Arc::new(memory), base, bytes, taken: BTreeMap::new() })
+        // Addresses to choose an aligned start from; those before and behind the arena never become memory.
+        let align = if bytes < HUGE_PAGE { 1 } else { HUGE_PAGE };
+        let mut memory = MmapMut::map_anon(bytes.max(1).saturating_add(align - 1))
+            .map_err(|source| ArenaError::Allocate { bytes, source })?;
+        let start = memory.as_ptr().addr();
+        let skip = start.next_multiple_of(align) - start;
+        let base = NonNull::from(&mut memory[skip..]).cast();
+        Ok(Arena { memory: Arc::new(memory), skip, base, bytes, taken: BTreeMap::new() })
+    }
+
+    /// Asks the system for [`HUGE_PAGE`]s where a region is, from now on. To be asked before the region is written: what has
+    /// small pages may keep them. A system without huge pages says so, and nothing else changes.
+    pub fn ask_for_huge_pages(&self, region: Region) -> Result<(), ArenaError> {
+        self.end(region)?;
+        #[cfg(target_os = "linux")]
+        self.memory
+            .advise_range(memmap2::Advice::HugePage, self.skip + region.offset(), region.bytes())
+            .map_err(ArenaError::HugePages)?;
+        Ok(())
     }
 
     /// Hands out a region, all zeros, as values of type `T`. Each region can be taken once.
@@ -92,20 +115,27 @@ impl Arena {
         if size == 0 || !bytes.is_multiple_of(size) || align > ALIGNMENT {
             return Err(ArenaError::Unfit { bytes, size, align });
         }
-        let end = bytes
-            .checked_next_multiple_of(ALIGNMENT)
-            .and_then(|footprint| offset.checked_add(footprint))
-            .filter(|&end| end <= self.bytes)
-            .ok_or(ArenaError::Outside { offset, bytes, arena: self.bytes })?;
+        let end = self.end(region)?;
         if self.taken.range(..end).next_back().is_some_and(|(_, &taken)| taken > offset) {
             return Err(ArenaError::Taken { offset, bytes });
         }
         if end > offset {
             self.taken.insert(offset, end);
         }
-        // SAFETY: `offset <= end <= bytes`, so the pointer stays inside (or one past) the mapping that `base` starts.
+        // SAFETY: `offset <= end <= bytes`, so the pointer stays inside (or one past) the `bytes` bytes of the
+        // mapping that `base` starts.
         let start = unsafe { self.base.add(offset) }.cast();
         Ok(Block { start, len: bytes / size, _memory: self.memory.clone(), _values: PhantomData })
+    }
+
+    /// Where what a region takes up ends, if that is inside the arena.
+    fn end(&self, region: Region) -> Result<usize, ArenaError> {
+        let (offset, bytes) = (region.offset(), region.bytes());
+        bytes
+            .checked_next_multiple_of(ALIGNMENT)
+            .and_then(|footprint| offset.checked_add(footprint))
+            .filter(|&end| end <= self.bytes)
+            .ok_or(ArenaError::Outside { offset, bytes, arena: self.bytes })
     }
 
     /// How much was handed out, bytes, in units of [`ALIGNMENT`]: [`Plan::arena_bytes`] once every region was taken.

@@ -15,7 +15,7 @@ mod bytes;
 mod fit;
 mod plan;
 
-pub use arena::{Arena, ArenaError, Block};
+pub use arena::{Arena, ArenaError, Block, HUGE_PAGE};
 pub use bytes::{Bytes, BytesError};
 pub use fit::{Limits, PlanError, largest};
 pub use plan::{ALIGNMENT, Category, DEVICE_ALIGNMENT, Item, Line, Name, Place, Plan, Region};

@@ -96,6 +96,13 @@ impl Region {
     pub fn bytes(self) -> usize {
         self.bytes
     }
+
+    /// Equal parts of it, each `bytes` long, which may be taken apart from each other. A part takes up its bytes rounded up
+    /// to [`ALIGNMENT`]; what doesn't suffice for another belongs to none.
+    pub fn parts(self, bytes: usize) -> impl Iterator<Item = Region> {
+        let footprint = bytes.max(1).checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX);
+        (0..self.bytes / footprint).map(move |at| Region { offset: self.offset + at * footprint, bytes })
+    }
 }
 
 /// One thing of the plan.
@@ -182,7 +189,7 @@ impl Plan {
         region
     }
 
-    /// Notes memory that is not in the arena: mapped weights, experts in the store's heap tier, a table on disk.
+    /// Notes memory that is not in the arena: mapped weights, a table on disk.
     pub fn item(&mut self, category: Category, name: impl Into<Name>, place: Place, bytes: u64) {
         let Name { layer, name } = name.into();
         self.items.push(Item { category, layer, name, place, bytes });

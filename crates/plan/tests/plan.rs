@@ -1,7 +1,9 @@
 //! The plan against itself and against the arena, byte for byte.
 
 use proptest::prelude::*;
-use strata_plan::{ALIGNMENT, Arena, ArenaError, Category, Limits, Place, Plan, PlanError, Region, largest};
+use strata_plan::{
+    ALIGNMENT, Arena, ArenaError, Category, HUGE_PAGE, Limits, Place, Plan, PlanError, Region, largest,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -62,6 +64,34 @@ proptest! {
         }
     }
 
+    /// Oracle: intervals side by side, and what was written. Parts of a region have their length, are aligned, tile what the
+    /// region takes up and can be taken like regions, beside those before and behind.
+    #[test]
+    fn parts_tile_their_region(bytes in 1usize..300, count in 0usize..9, beside in 0usize..200) {
+        let each = bytes.next_multiple_of(ALIGNMENT);
+        let (plan, regions) = regions(&[beside, count * each, beside]);
+        let parts: Vec<Region> = regions[1].parts(bytes).collect();
+        let starts: Vec<usize> = parts.iter().map(|part| part.offset()).collect();
+        let expected: Vec<usize> = (0..count).map(|at| regions[1].offset() + at * each).collect();
+        prop_assert_eq!(starts, expected);
+        prop_assert_eq!(regions[1].parts(bytes + each).count(), count / 2);
+        let mut arena = Arena::new(&plan).unwrap();
+        let all = [regions[0], regions[2]].into_iter().chain(parts);
+        let mut blocks: Vec<_> = all.map(|region| arena.take::<u8>(region).unwrap()).collect();
+        prop_assert_eq!(arena.taken_bytes(), plan.arena_bytes());
+        if count > 0 {
+            let whole = arena.take::<u8>(regions[1]);
+            prop_assert!(matches!(whole, Err(ArenaError::Taken { .. })), "taken twice");
+        }
+        for (index, block) in blocks.iter_mut().enumerate() {
+            block.fill(index as u8 + 1);
+        }
+        for (index, block) in blocks.iter().enumerate() {
+            prop_assert_eq!(block.len(), if index < 2 { beside } else { bytes });
+            prop_assert!(block.iter().all(|&byte| byte == index as u8 + 1));
+        }
+    }
+
     /// Oracle: trying every value.
     #[test]
     fn largest_is_what_trying_all_finds(lo in 0usize..50, hi in 0usize..50, limit in 0usize..60) {
@@ -106,6 +136,39 @@ fn blocks_have_their_type() {
     .join()
     .unwrap();
     assert!(Arena::new(&Plan::new()).is_ok());
+}
+
+/// Oracle: the kernel's map of this process. An arena of at least a huge page starts at one, and exactly the mappings of
+/// the region asked for carry the advice. What isn't in the arena is refused.
+#[cfg(target_os = "linux")]
+#[test]
+fn huge_pages_are_asked_for() {
+    let (plan, regions) = regions(&[2 * HUGE_PAGE, HUGE_PAGE]);
+    let mut arena = Arena::new(&plan).unwrap();
+    let (_, outside) = self::regions(&[3 * HUGE_PAGE, 1]);
+    assert!(matches!(arena.ask_for_huge_pages(outside[1]), Err(ArenaError::Outside { .. })));
+    let asked = arena.ask_for_huge_pages(regions[0]);
+    let [experts, rest] = [0, 1].map(|at| arena.take::<u8>(regions[at]).unwrap());
+    assert_eq!(experts.as_ptr().addr() % HUGE_PAGE, 0);
+    if let Err(ArenaError::HugePages(error)) = asked {
+        return eprintln!("skipped: this system has no huge pages: {error}");
+    }
+    asked.unwrap();
+    let map = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let advised = |address: usize| {
+        let mut inside = false;
+        let flags = map.lines().find(|line| {
+            let bound = |text: &str| usize::from_str_radix(text, 16);
+            let range = line.split(' ').next().and_then(|word| word.split_once('-'));
+            if let Some((Ok(start), Ok(end))) = range.map(|(start, end)| (bound(start), bound(end))) {
+                inside = (start..end).contains(&address);
+            }
+            inside && line.starts_with("VmFlags:")
+        });
+        flags.unwrap().split(' ').any(|flag| flag == "hg")
+    };
+    assert!(advised(experts.as_ptr().addr()) && advised(experts.as_ptr().addr() + experts.len() - 1));
+    assert!(!advised(rest.as_ptr().addr()));
 }
 
 /// Oracle: the kernel's count of this process's resident pages. Planned memory costs nothing before it is written.

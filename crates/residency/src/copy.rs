@@ -4,23 +4,18 @@
 //! waiting for the fence gives it back: reading too early, or reusing the destination under a running copy, does not
 //! compile.
 
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, PoisonError};
 
-use memmap2::MmapMut;
+use strata_plan::Block;
 
+use crate::sync::Mutex;
 use crate::{Bytes, ExpertId, Extent, LayerSource};
 
 /// Why a copy failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// No memory for the copy.
-    #[error("{bytes} bytes of memory could not be allocated: {source}")]
-    Allocate {
-        /// How many.
-        bytes: usize,
-        /// What the system said.
-        source: std::io::Error,
-    },
     /// The destination is not as long as the expert.
     #[error("the destination has {found} bytes where the expert has {expected}")]
     Length {
@@ -76,14 +71,41 @@ pub trait HostRegistrar: Send + Sync {
     fn register(&self, slice: Bytes) -> Result<Self::Registration, RegisterError>;
 }
 
-/// Anonymous memory for one expert, starting at a page. Pages cost nothing before they are written.
+/// The heap tier's slots that hold no expert, by their length.
+#[derive(Debug, Default)]
+pub(crate) struct FreeSlots(Mutex<BTreeMap<usize, Vec<Block<u8>>>>);
+
+impl FreeSlots {
+    /// A slot of exactly `bytes` bytes, with whatever was in it last.
+    pub(crate) fn take(self: &Arc<Self>, bytes: usize) -> Option<HeapSlot> {
+        let block = self.0.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&bytes)?.pop()?;
+        Some(HeapSlot { block: Some(block), home: self.clone() })
+    }
+
+    pub(crate) fn put(&self, block: Block<u8>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(block.len()).or_default().push(block);
+    }
+}
+
+/// A slot of the heap tier on its way to hold an expert. Dropped before it does, it is free again.
 #[derive(Debug)]
-pub struct HeapSlot(MmapMut);
+pub struct HeapSlot {
+    /// `None` only once the store has taken it over.
+    block: Option<Block<u8>>,
+    home: Arc<FreeSlots>,
+}
 
 impl HeapSlot {
-    /// Maps `bytes` bytes, all zeros.
-    pub fn new(bytes: usize) -> Result<HeapSlot, CopyError> {
-        MmapMut::map_anon(bytes).map(HeapSlot).map_err(|source| CopyError::Allocate { bytes, source })
+    pub(crate) fn into_block(mut self) -> Option<Block<u8>> {
+        self.block.take()
+    }
+}
+
+impl Drop for HeapSlot {
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take() {
+            self.home.put(block);
+        }
     }
 }
 
@@ -91,13 +113,13 @@ impl Deref for HeapSlot {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.0
+        self.block.as_deref().unwrap_or_default()
     }
 }
 
 impl DerefMut for HeapSlot {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.0
+        self.block.as_deref_mut().unwrap_or_default()
     }
 }
 

@@ -64,20 +64,16 @@ pub enum StoreError {
         /// The expert.
         id: ExpertId,
     },
-    /// The heap tier is as large as was planned.
+    /// No slot of the heap tier is free, of those planned for experts of this length.
     #[error(
-        "expert {} of layer {} needs {needed} bytes of the heap tier, which has {left} of its planned {budget} left",
+        "expert {} of layer {} needs a slot of {needed} bytes in the heap tier, and none of those that were planned is free",
         id.expert, id.layer
     )]
     HeapFull {
         /// The expert.
         id: ExpertId,
         /// Its bytes.
-        needed: u64,
-        /// Bytes left.
-        left: u64,
-        /// Bytes planned.
-        budget: u64,
+        needed: usize,
     },
     /// The expert could not be copied.
     #[error("expert {} of layer {} could not be copied: {reason}", id.expert, id.layer)]

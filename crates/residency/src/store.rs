@@ -1,15 +1,18 @@
 //! The expert store: which expert is in which tier, and the only way to its bytes.
 //!
 //! Built once from the layers' homes; from then on experts are read and moved through `&self` from any thread. Owns
-//! the heap tier's memory and keeps it within the planned budget.
+//! the heap tier's slots, which it was given: it allocates nothing.
 //!
-//! Invariant: the bytes counted for the heap tier are never fewer than it holds.
+//! Invariant: a slot of the heap tier holds one expert, is on its way to hold one, or is free.
 
 use std::fmt;
 use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use strata_plan::Block;
 
 use crate::cell::{Cell, Epoch, Pin, Refused};
-use crate::sync::{AtomicU64, Ordering};
+use crate::copy::FreeSlots;
 use crate::{Blob, CopyEngine, CopyError, HeapSlot, LayerSource, StoreError};
 
 /// Which expert.
@@ -53,13 +56,8 @@ pub struct Progress {
     pub bytes: u64,
 }
 
-/// Where an expert's bytes are.
-#[derive(Debug, Default)]
-enum Residence {
-    #[default]
-    Home,
-    Copy(HeapSlot),
-}
+/// An expert's copy; without one it is read from its home. Two of these and a cell's two words fill a cache line.
+type Residence = Option<Block<u8>>;
 
 struct Layer {
     source: LayerSource,
@@ -72,8 +70,7 @@ pub type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 /// Every expert's bytes.
 pub struct ExpertStore {
     layers: Vec<Option<Layer>>,
-    heap_budget: u64,
-    heap: AtomicU64,
+    free: Arc<FreeSlots>,
     check: Check,
 }
 
@@ -81,16 +78,19 @@ impl fmt::Debug for ExpertStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ExpertStore")
             .field("layers", &self.layers.len())
-            .field("heap_budget", &self.heap_budget)
+            .field("free", &self.free)
             .finish_non_exhaustive()
     }
 }
 
 impl ExpertStore {
-    /// A store without layers, whose heap tier may hold `heap_budget` bytes. `check` watches the file that the layers
-    /// are mapped from; it is asked by [`ExpertStore::check`].
-    pub fn new(heap_budget: u64, check: Check) -> ExpertStore {
-        ExpertStore { layers: Vec::new(), heap_budget, heap: AtomicU64::new(0), check }
+    /// A store without layers, whose heap tier has these slots: each holds an expert of exactly its length. `check` watches
+    /// the file that the layers are mapped from; it is asked by [`ExpertStore::check`].
+    pub fn new(slots: Vec<Block<u8>>, check: Check) -> ExpertStore {
+        let free = FreeSlots::default();
+        // The last one put is the first one taken.
+        slots.into_iter().rev().for_each(|slot| free.put(slot));
+        ExpertStore { layers: Vec::new(), free: Arc::new(free), check }
     }
 
     /// Adds a layer's experts, all in their home.
@@ -103,7 +103,7 @@ impl ExpertStore {
         if place.is_some() {
             return Err(StoreError::LayerTwice { layer });
         }
-        let experts = (0..source.experts()).map(|_| Cell::new(Residence::Home)).collect();
+        let experts = (0..source.experts()).map(|_| Cell::new(None)).collect();
         *place = Some(Layer { source, experts });
         Ok(())
     }
@@ -155,21 +155,14 @@ impl ExpertStore {
     pub fn promote(&self, id: ExpertId, engine: &impl CopyEngine<Slot = HeapSlot>) -> Result<(), StoreError> {
         let (layer, cell) = self.find(id)?;
         let Some(epoch) = self.epoch_in(id, Tier::Mapped)? else { return Ok(()) };
-        let room = Room::reserve(self, layer.source.expert_bytes() as u64, id)?;
-        let copy = HeapSlot::new(layer.source.expert_bytes())
-            .and_then(|slot| engine.copy(id, &layer.source, slot))
+        let needed = layer.source.expert_bytes();
+        let slot = self.free.take(needed).ok_or(StoreError::HeapFull { id, needed })?;
+        let copy = engine
+            .copy(id, &layer.source, slot)
             .and_then(|fence| engine.wait(fence))
             .and_then(|copy| CopyError::check_length(&layer.source, &copy).map(|()| copy))
             .map_err(|reason| StoreError::Copy { id, reason })?;
-        match cell.replace(epoch, Residence::Copy(copy)) {
-            Ok(_) => {
-                room.keep();
-                Ok(())
-            }
-            // It moved meanwhile, so for a moment it was where it should go.
-            Err((Refused::Stale, _)) => Ok(()),
-            Err((Refused::Pinned, _)) => Err(StoreError::Pinned { id }),
-        }
+        self.replace(id, cell, epoch, copy.into_block())
     }
 
     /// Promotes experts in the order given, until done or until `progress`, called after each, says to break: what was
@@ -197,17 +190,29 @@ impl ExpertStore {
     /// # Errors
     /// The expert is pinned. It then stays where it was.
     pub fn demote(&self, id: ExpertId) -> Result<(), StoreError> {
-        let (layer, cell) = self.find(id)?;
+        let (_, cell) = self.find(id)?;
         let Some(epoch) = self.epoch_in(id, Tier::Heap)? else { return Ok(()) };
-        match cell.replace(epoch, Residence::Home) {
-            Ok(copy) => {
-                drop(copy);
-                drop(Room { store: self, bytes: layer.source.expert_bytes() as u64 });
-                Ok(())
-            }
-            Err((Refused::Stale, _)) => Ok(()),
-            Err((Refused::Pinned, _)) => Err(StoreError::Pinned { id }),
+        self.replace(id, cell, epoch, None)
+    }
+
+    /// Moves an expert, and frees the slot that holds none afterwards: its old one, or the new one if it can't move.
+    fn replace(
+        &self,
+        id: ExpertId,
+        cell: &Cell<Residence>,
+        epoch: Epoch,
+        new: Residence,
+    ) -> Result<(), StoreError> {
+        let (moved, unused) = match cell.replace(epoch, new) {
+            Ok(old) => (Ok(()), old),
+            // It moved meanwhile, so for a moment it was where it should go.
+            Err((Refused::Stale, new)) => (Ok(()), new),
+            Err((Refused::Pinned, new)) => (Err(StoreError::Pinned { id }), new),
+        };
+        if let Some(slot) = unused {
+            self.free.put(slot);
         }
+        moved
     }
 
     /// Whether the file under the mapped tier is still what was opened. Meant to be asked once per window.
@@ -239,34 +244,6 @@ impl ExpertStore {
     }
 }
 
-/// One expert's bytes in the count of the heap tier, until dropped.
-struct Room<'a> {
-    store: &'a ExpertStore,
-    bytes: u64,
-}
-
-impl<'a> Room<'a> {
-    fn reserve(store: &'a ExpertStore, bytes: u64, id: ExpertId) -> Result<Room<'a>, StoreError> {
-        let budget = store.heap_budget;
-        let within = |used: u64| used.checked_add(bytes).filter(|&total| total <= budget);
-        store.heap.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).map_err(|used| {
-            StoreError::HeapFull { id, needed: bytes, left: budget.saturating_sub(used), budget }
-        })?;
-        Ok(Room { store, bytes })
-    }
-
-    /// Leaves the bytes in the count: an expert has moved in.
-    fn keep(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Room<'_> {
-    fn drop(&mut self) {
-        self.store.heap.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
 /// An expert that can't move while this lives.
 pub struct Pinned<'a> {
     layer: &'a Layer,
@@ -279,8 +256,8 @@ impl Pinned<'_> {
     #[inline]
     pub fn blob(&self) -> Blob<'_> {
         match &*self.residence {
-            Residence::Home => self.layer.source.blob(self.expert),
-            Residence::Copy(slot) => self.layer.source.cut(slot),
+            None => self.layer.source.blob(self.expert),
+            Some(slot) => self.layer.source.cut(slot),
         }
     }
 
@@ -288,8 +265,8 @@ impl Pinned<'_> {
     #[inline]
     pub fn tier(&self) -> Tier {
         match &*self.residence {
-            Residence::Home => Tier::Mapped,
-            Residence::Copy(_) => Tier::Heap,
+            None => Tier::Mapped,
+            Some(_) => Tier::Heap,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The store under loom: readers beside moves, in every interleaving of two threads, with memory that is really
-//! unmapped when an expert is demoted.
+//! The store under loom: readers beside moves, in every interleaving of two threads, with memory that
+//! another expert overwrites when one is demoted.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p strata-residency` and a target folder of its own.
 #![cfg(loom)]
@@ -36,7 +36,8 @@ fn check(scenario: impl Fn() + Send + Sync + 'static) {
     builder.check(scenario);
 }
 
-/// Oracle: the experts' own bytes, and what the tiers hold at the end.
+/// Oracle: the experts' own bytes, and what the tiers hold at the end. The one slot holds another expert once the first has
+/// left it.
 #[test]
 fn a_reader_beside_moves() {
     for reader_first in [false, true] {
@@ -50,6 +51,8 @@ fn a_reader_beside_moves() {
                 // Refused while the reader pins; then there is nothing to demote.
                 let _ = promote(store, id(0, 1));
                 let _ = store.demote(id(0, 1));
+                let _ = promote(store, id(0, 2));
+                let _ = store.demote(id(0, 2));
             };
             let other = thread::spawn({
                 let store = store.clone();

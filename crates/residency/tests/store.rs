@@ -6,10 +6,10 @@ mod common;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use common::{EXPERTS, expected, host, id, pattern, room_left, source, store};
+use common::{EXPERTS, expected, host, id, pattern, room_left, slots, source, store};
 use proptest::prelude::*;
 use strata_residency::*;
 
@@ -47,7 +47,7 @@ proptest! {
     /// Oracle: three fields per expert. Handles are good until their expert moves, pinned experts don't move, the tier holds
     /// its budget, every pin shows its expert's bytes whatever happens, and bytes are counted where they are.
     #[test]
-    fn the_store_does_what_its_model_does(steps in steps(), room in 0u64..6) {
+    fn the_store_does_what_its_model_does(steps in steps(), room in 0usize..6) {
         let store = store(&[0, 2], room);
         let engine = host();
         let mut model = [[Expert::default(); EXPERTS as usize]; 2];
@@ -83,7 +83,7 @@ proptest! {
                     model[id.layer as usize / 2][id.expert as usize].pins -= 1;
                 }
                 Step::Promote(id) => {
-                    let used = model.iter().flatten().filter(|expert| expert.heap).count() as u64;
+                    let used = model.iter().flatten().filter(|expert| expert.heap).count();
                     let expert = &mut model[id.layer as usize / 2][id.expert as usize];
                     match store.promote(id, &engine) {
                         Ok(()) if expert.heap => {}
@@ -119,7 +119,7 @@ proptest! {
                 }
             }
         }
-        let used = model.iter().flatten().filter(|expert| expert.heap).count() as u64;
+        let used = model.iter().flatten().filter(|expert| expert.heap).count();
         drop(pins);
         prop_assert_eq!(room_left(&store, &[0, 2]), room - used);
     }
@@ -180,7 +180,7 @@ fn errors_name_the_expert() {
     assert_eq!(sentence(store.add_layer(1, source(1))), "the experts of layer 1 are in the store already");
     assert_eq!(
         sentence(store.promote(id(1, 2), &host())),
-        "expert 2 of layer 1 needs 76 bytes of the heap tier, which has 0 of its planned 0 left"
+        "expert 2 of layer 1 needs a slot of 76 bytes in the heap tier, and none of those that were planned is free"
     );
 }
 
@@ -190,7 +190,7 @@ fn a_changed_file_is_reported() {
     let changed = Arc::new(AtomicBool::new(false));
     let watched = changed.clone();
     let store = ExpertStore::new(
-        0,
+        vec![],
         Box::new(move || if watched.load(Ordering::Relaxed) { Err("it shrank".into()) } else { Ok(()) }),
     );
     store.check().unwrap();
@@ -263,20 +263,31 @@ fn a_late_copy_is_waited_for() {
     assert_eq!((pinned.tier(), pinned.blob()), (Tier::Heap, expected(id(0, 1)).as_blob()));
 }
 
-/// Gives back another slot than it was given.
-struct Wrong;
+/// Keeps the slot that it was given, and gives back the one before if there is one.
+#[derive(Default)]
+struct Wrong(Mutex<Option<HeapSlot>>);
 
 impl CopyEngine for Wrong {
     type Slot = HeapSlot;
-    type Fence = ();
+    type Fence = Option<HeapSlot>;
 
-    fn copy(&self, _: ExpertId, _: &LayerSource, _: HeapSlot) -> Result<(), CopyError> {
-        Ok(())
+    fn copy(&self, _: ExpertId, _: &LayerSource, slot: HeapSlot) -> Result<Self::Fence, CopyError> {
+        Ok(self.0.lock().unwrap().replace(slot))
     }
 
-    fn wait(&self, (): ()) -> Result<HeapSlot, CopyError> {
-        HeapSlot::new(1)
+    fn wait(&self, before: Self::Fence) -> Result<HeapSlot, CopyError> {
+        before.ok_or_else(|| CopyError::Read("kept".into()))
     }
+}
+
+/// A slot of `bytes` bytes that belongs to another store.
+fn foreign(bytes: usize) -> HeapSlot {
+    let mut store = ExpertStore::new(slots(1, bytes), Box::new(|| Ok(())));
+    let [gate, up, down] = [bytes - 2, 1, 1].map(|len| Bytes::from(vec![0; len]));
+    store.add_layer(0, LayerSource::split(1, gate, up, down).unwrap()).unwrap();
+    let thief = Wrong::default();
+    store.promote(id(0, 0), &thief).unwrap_err();
+    thief.0.into_inner().unwrap().unwrap()
 }
 
 /// Oracle: nothing happened. A failed copy leaves the expert, its handles and the accounting as they were.
@@ -290,13 +301,63 @@ fn a_failed_copy_changes_nothing() {
         error.to_string(),
         "expert 0 of layer 0 could not be copied: model.gguf: can't be read at byte 7"
     );
-    let error = store.promote(id(0, 0), &Wrong).unwrap_err();
-    assert!(error.to_string().ends_with("the destination has 1 bytes where the expert has 76"), "{error}");
+    let wrong = Wrong(Mutex::new(Some(foreign(3))));
+    let error = store.promote(id(0, 0), &wrong).unwrap_err();
+    assert!(error.to_string().ends_with("the destination has 3 bytes where the expert has 76"), "{error}");
+    // What an engine keeps is not free.
+    assert!(matches!(store.promote(id(0, 0), &host()), Err(StoreError::HeapFull { needed: 76, .. })));
+    drop(wrong);
     assert_eq!(store.pin(&handle).unwrap().tier(), Tier::Mapped);
-    let short = host().copy(id(0, 0), &source(0), HeapSlot::new(75).unwrap());
+    let short = host().copy(id(0, 0), &source(0), foreign(75));
     assert!(matches!(short, Err(CopyError::Length { expected: 76, found: 75 })));
     // The room of the failed copies is free again.
     store.promote(id(0, 0), &host()).unwrap();
+}
+
+/// Oracle: addresses. An expert lies in a slot of exactly its length, never in another's, and a slot that an expert left
+/// takes the next one, whatever its layer.
+#[test]
+fn slots_are_used_again() {
+    let mut blocks = slots(2, 76);
+    blocks.extend(slots(1, 130));
+    let starts: Vec<usize> = blocks.iter().map(|block| block.as_ptr().addr()).collect();
+    let mut store = ExpertStore::new(blocks, Box::new(|| Ok(())));
+    for layer in [0, 2] {
+        store.add_layer(layer, source(layer)).unwrap();
+    }
+    let [gate, up, down] = [100, 20, 10].map(|len| Bytes::from(vec![0; 2 * len]));
+    store.add_layer(5, LayerSource::split(2, gate, up, down).unwrap()).unwrap();
+    let nines = HostCopy::new(Box::new(|_, _, to| {
+        to.fill(9);
+        Ok(())
+    }));
+    let at = |id| {
+        let start = store.pin_current(id).unwrap().blob().gate.as_ptr().addr();
+        starts.iter().position(|&slot| slot == start)
+    };
+    let full = |id, bytes| match store.promote(id, &nines) {
+        Err(StoreError::HeapFull { needed, .. }) => assert_eq!(needed, bytes),
+        other => panic!("{other:?}"),
+    };
+
+    assert_eq!(at(id(0, 0)), None);
+    store.promote(id(0, 0), &host()).unwrap();
+    store.promote(id(2, 1), &host()).unwrap();
+    let (left, stays) = (at(id(0, 0)).unwrap(), at(id(2, 1)).unwrap());
+    assert!(left != stays && left < 2 && stays < 2, "{left} and {stays}");
+    full(id(2, 3), 76);
+    store.promote(id(5, 1), &nines).unwrap();
+    assert_eq!(at(id(5, 1)), Some(2));
+    full(id(5, 0), 130);
+
+    store.demote(id(0, 0)).unwrap();
+    store.promote(id(2, 3), &host()).unwrap();
+    assert_eq!((at(id(0, 0)), at(id(2, 1)), at(id(2, 3))), (None, Some(stays), Some(left)));
+    for id in [id(0, 0), id(2, 1), id(2, 3)] {
+        assert_eq!(store.pin_current(id).unwrap().blob(), expected(id).as_blob());
+    }
+    let pinned = store.pin_current(id(5, 1)).unwrap();
+    assert_eq!(pinned.blob(), Blob { gate: &[9; 100], up: &[9; 20], down: &[9; 10] });
 }
 
 /// Oracle: the experts' own bytes. Readers beside threads that move the same experts never see others.
@@ -361,7 +422,7 @@ fn readers_beside_movers() {
             assert!(mapped > 0 && heap > 0, "{mapped} mapped, {heap} in the heap tier");
         }
     });
-    let held = all().filter(|&id| store.tier(id).unwrap() == Tier::Heap).count() as u64;
+    let held = all().filter(|&id| store.tier(id).unwrap() == Tier::Heap).count();
     assert!(held <= 3);
     assert_eq!(room_left(&store, &[0, 2]), 3 - held);
 }

@@ -12,7 +12,7 @@ use strata_backend::Build;
 use strata_cpu::Cpu;
 use strata_cuda::driver::Device as Gpu;
 use strata_cuda::{Cuda, Room};
-use strata_engine::{Engine, EngineConfig, EngineError, Planned, SpawnIo};
+use strata_engine::{Engine, EngineConfig, EngineError, ExpertHome, Planned, SpawnIo};
 use strata_model::Model;
 use strata_plan::{Limits, Place};
 use strata_topology::{Assignment, Role, Topology, refusal, spawn};
@@ -40,13 +40,20 @@ impl Machine {
     /// Looks at the machine.
     pub fn read(config: &Config) -> Result<Machine, Failure> {
         let topology = Topology::read();
-        topology.notes().iter().for_each(warn);
+        let mut notes = topology.notes().to_vec();
+        if config.engine.experts == ExpertHome::Heap && topology.memory().huge_pages == Some(false) {
+            notes.push(
+                "experts in the heap are read more slowly than they could be: the system gives no huge pages \
+                 (write `madvise` to /sys/kernel/mm/transparent_hugepage/enabled)"
+                    .to_owned(),
+            );
+        }
+        notes.iter().for_each(warn);
         let assigned = topology.assign(config.threads);
         let assignment =
             assigned.map_err(|why| Failure::usage(format!("{}: {why}", config.name("threads"))))?;
         tracing::info!("{assignment}");
-        let (limits, notes) = (limits(&topology), topology.notes().to_vec());
-        Ok(Machine { assignment, limits, notes, models: Mutex::default() })
+        Ok(Machine { assignment, limits: limits(&topology), notes, models: Mutex::default() })
     }
 
     /// What memory there is.
@@ -54,7 +61,7 @@ impl Machine {
         &self.limits
     }
 
-    /// What could not be read of the machine and what is assumed for it; and that it refused to place a thread.
+    /// What could not be read of the machine and what is assumed for it; what it doesn't give; and that it refused to place a thread.
     pub fn notes(&self) -> Vec<String> {
         self.notes.iter().cloned().chain(refusal().map(ToString::to_string)).collect()
     }

@@ -18,6 +18,8 @@ pub struct MemoryLimits {
     pub available: Option<u64>,
     /// The tightest limit of a control group around the process.
     pub cgroup: Option<CgroupMemory>,
+    /// Whether huge pages are given to those who ask.
+    pub huge_pages: Option<bool>,
 }
 
 /// A memory limit of a control group, in bytes.
@@ -49,7 +51,7 @@ impl MemoryLimits {
         [self.total, self.cgroup.map(|c| c.limit)].into_iter().flatten().min()
     }
 
-    /// From `/proc/meminfo`, and what the control groups say. A group's limit at or above the machine's
+    /// From `/proc/meminfo`, `/sys/kernel/mm/transparent_hugepage`, and what the control groups say. A group's limit at or above the machine's
     /// memory is none.
     pub(crate) fn read(tree: &dyn SysTree, cgroup: Option<CgroupMemory>) -> Self {
         let text = tree.text("proc/meminfo").unwrap_or_default();
@@ -60,7 +62,10 @@ impl MemoryLimits {
         };
         let total = entry("MemTotal");
         let cgroup = cgroup.filter(|c| total.is_none_or(|total| c.limit < total));
-        Self { total, available: entry("MemAvailable").or_else(|| entry("MemFree")), cgroup }
+        let available = entry("MemAvailable").or_else(|| entry("MemFree"));
+        let policy = tree.text("sys/kernel/mm/transparent_hugepage/enabled");
+        let huge_pages = policy.map(|words| !words.contains("[never]"));
+        Self { total, available, cgroup, huge_pages }
     }
 }
 
@@ -99,5 +104,20 @@ mod tests {
             alone
         );
         assert_eq!(MemoryLimits::default().usable(), None);
+    }
+
+    /// Oracle: the kernel's documentation. The word in brackets is the policy.
+    #[test]
+    fn huge_pages_by_policy() {
+        let mut tree = MemoryTree::new();
+        assert_eq!(MemoryLimits::read(&tree, None).huge_pages, None);
+        for (words, given) in [
+            ("[always] madvise never", true),
+            ("always [madvise] never", true),
+            ("always madvise [never]", false),
+        ] {
+            tree.put("sys/kernel/mm/transparent_hugepage/enabled", words);
+            assert_eq!(MemoryLimits::read(&tree, None).huge_pages, Some(given), "{words}");
+        }
     }
 }

@@ -310,7 +310,7 @@ impl Rig {
             strata_residency::Bytes::from(all)
         };
         let (gate, up, down) = (tensor(0, moe.width, d), tensor(1, moe.width, d), tensor(2, d, moe.width));
-        let mut store = ExpertStore::new(0, Box::new(|| Ok(())));
+        let mut store = ExpertStore::new(vec![], Box::new(|| Ok(())));
         for layer in 0..3 {
             let source =
                 LayerSource::split(moe.experts as u16, gate.clone(), up.clone(), down.clone()).unwrap();

@@ -47,9 +47,6 @@ pub(crate) struct Floats {
     scale: Kernel<ScaleParams>,
 }
 
-/// Warps of a block.
-const WARPS: usize = 4;
-
 impl Floats {
     pub(crate) fn new(context: &Context) -> Result<Floats, OpError> {
         let module = module(context, "floats")?;
@@ -114,9 +111,9 @@ impl Floats {
             padding: 0,
         };
         let OfFormat([one, eight], _) = self.of(w.format);
-        let (kernel, rows, at_once) = if cols == 1 { (one, 1, 1) } else { (eight, 4, 8) };
-        let blocks = [w.rows.div_ceil(WARPS * rows) as u32, cols.div_ceil(at_once) as u32, 1];
+        let (kernel, rows, at_once, threads) = if cols == 1 { (one, 1, 1, 256) } else { (eight, 16, 8, 128) };
+        let blocks = [w.rows.div_ceil(rows) as u32, cols.div_ceil(at_once) as u32, 1];
         // SAFETY: the sizes were compared above.
-        unsafe { kernel.launch(stream, Grid { blocks, threads: (WARPS * 32) as u32 }, &p) }
+        unsafe { kernel.launch(stream, Grid { blocks, threads }, &p) }
     }
 }

@@ -30,6 +30,26 @@ fn bytes_add_up() {
     assert!(heap(&plan(&["--context", "512", "--mtp"])) > heap(&small));
 }
 
+/// Oracle: the mapped plan. Experts in the heap take what they took in the file, each rounded up to cache lines, and all of it
+/// is in the arena: there is no other memory for them.
+#[test]
+fn experts_in_the_heap_are_planned_whole() {
+    let plan = |home: &str| {
+        Place::new().run(&["plan", &pebble(), "--json", "--window", "64", "--experts", home]).json()
+    };
+    let (mapped, heap) = (plan("mapped"), plan("heap"));
+    let bytes = |json: &serde_json::Value, pointer: &str| json.pointer(pointer).unwrap().as_u64().unwrap();
+    let less = bytes(&mapped, "/bytes/mapped") - bytes(&heap, "/bytes/mapped");
+    let more = bytes(&heap, "/bytes/heap") - bytes(&mapped, "/bytes/heap");
+    let pieces = 8 * 64;
+    assert!(
+        less > 0 && (less..less + 64 * pieces).contains(&more),
+        "{less} bytes mapped, {more} in the heap"
+    );
+    assert_eq!(more % 64, 0);
+    assert_eq!(bytes(&heap, "/plan/arena_bytes") - bytes(&mapped, "/plan/arena_bytes"), more);
+}
+
 /// Oracle: the table has a line for everything and says whether it fits.
 #[test]
 fn reads_well() {
