@@ -157,7 +157,13 @@ constexpr int FEW_THREADS = 128;
 /// For one column, and for up to eight.
 template <class F>
 using FewOne = Few<F, 1, 5, 1312, FEW_THREADS>;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+// A block of threads has 64 KB here. Twin: `Products::few_rows`.
+constexpr int EIGHT_TERMS = 260;
+#else
+constexpr int EIGHT_TERMS = 520;
+#endif
 template <class F>
-using FewEight = Few<F, 8, 1, 520, FEW_THREADS>;
+using FewEight = Few<F, 8, 1, EIGHT_TERMS, FEW_THREADS>;
 
 }  // namespace strata

@@ -75,9 +75,16 @@ template <class F>
 struct Many {
     /// Threads that decode, and as many that multiply.
     static constexpr int ROWS = 128, COLS = 64, THREADS = 256;
-    static constexpr int STAGES = 3;
-    /// Units of a chunk: whole chunks make a segment.
-    static constexpr int CHUNK = 4;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+    /// Stages of the ring, and units of a chunk: whole chunks make a segment. A block of threads has 64 KB here,
+    static constexpr int STAGES = 2, CHUNK = 2;
+#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+    /// 99 KB here,
+    static constexpr int STAGES = 2, CHUNK = 4;
+#else
+    /// and 163 KB or more here.
+    static constexpr int STAGES = 3, CHUNK = 4;
+#endif
     /// Bytes of a row or column in shared memory: eight of them start in different banks.
     static constexpr int STRIDE = CHUNK * 32 + 16;
     static constexpr bool SCALED = F::HALVES || F::GRID > 0 || F::LEN == 256;

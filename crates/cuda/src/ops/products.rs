@@ -82,6 +82,8 @@ struct OfFormat {
 /// Products with block-format weights, bit for bit those of every other backend.
 pub struct Products {
     processors: usize,
+    /// Room of the kernels for eight columns.
+    terms: usize,
     quantise: Kernel<QuantiseParams>,
     formats: Vec<(Format, OfFormat)>,
 }
@@ -103,6 +105,7 @@ impl Products {
         };
         Ok(Products {
             processors: context.device().processors as usize,
+            terms: if context.device().capability < (8, 0) { 260 } else { 520 },
             quantise: module.kernel("strata_quantise")?,
             formats: formats.map(of_format).collect::<Result<_, DriverError>>()?,
         })
@@ -116,7 +119,7 @@ impl Products {
     /// How many of `rows` rows of `units` units a block of threads takes, in the kernels for one column and for eight: enough blocks to fill
     /// the GPU, and no more terms than `kernels/few.cuh` has room for. `matrices` are multiplied at once.
     pub(crate) fn few_rows(&self, rows: usize, units: usize, cols: usize, matrices: usize) -> usize {
-        let (round, terms) = if cols == 1 { (320, 1312) } else { (64, 520) };
+        let (round, terms) = if cols == 1 { (320, 1312) } else { (64, self.terms) };
         let here = units.min(round);
         let most = (terms / (here + 1)).min(128 / (cols * here.div_ceil(64)));
         (rows * matrices / (4 * self.processors)).clamp(1, most.max(1))
