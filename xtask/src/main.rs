@@ -22,6 +22,7 @@ const LICENCES: &[&str] = &[
     "ISC",
     "MIT",
     "MIT-0",
+    "NCSA",
     "Unicode-3.0",
     "Unlicense",
     "Zlib",
@@ -51,19 +52,25 @@ fn main() -> ExitCode {
 fn check() -> Result<Vec<String>, Box<dyn std::error::Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let map = std::fs::read_to_string(root.join("docs/ARCHITECTURE.md"))?;
+    let workspace = metadata(&root)?;
+    let mut problems = arrows(&workspace, &block(&map, "arrows")?);
+    problems.extend(unsafe_code(&root, &block(&map, "unsafe")?)?);
+    problems.extend(licences(&workspace));
+    problems.extend(licences(&metadata(&root.join("fuzz"))?));
+    Ok(problems)
+}
+
+/// What cargo knows of the workspace in `folder`.
+fn metadata(folder: &Path) -> Result<Value, Box<dyn std::error::Error>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--format-version", "1", "--all-features"])
-        .current_dir(&root)
+        .current_dir(folder)
         .output()?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into());
     }
-    let metadata: Value = serde_json::from_slice(&output.stdout)?;
-    let mut problems = arrows(&metadata, &block(&map, "arrows")?);
-    problems.extend(unsafe_code(&root, &block(&map, "unsafe")?)?);
-    problems.extend(licences(&metadata));
-    Ok(problems)
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 /// The lines of the map's fenced block with this name.

@@ -5,6 +5,10 @@
 //!
 //! Invariant of a joined model: its shards agree on their number and on every metadata key that two of them
 //! hold, tensor names are unique over all of them, and their tensors are as many as the split announced.
+//!
+//! That tells shards of two models apart as far as their keys do. Our writer repeats the short ones in every shard; most
+//! tools write only `split.*` into later shards, and then a shard of another quantisation that was cut at the same
+//! tensors is taken for the right one.
 
 use crate::error::{Error, ShardProblem, printable};
 use crate::header::{ALIGNMENT_KEY, Header, TensorInfo};

@@ -3,16 +3,16 @@
 //! Invariant: the path that a [`WholeFile`] was made for changes only in [`WholeFile::finish`], and then to the whole
 //! content. Until then the content is in a file called `.NAME.PID-N.part` beside it, which goes when the value is
 //! dropped, and also when the fault guard ends the program. Links are followed: it is the file that they lead to that
-//! is replaced.
+//! is replaced. Who may read and write a file stays as it was.
 
 use crate::error::{Error, WriteProblem, printable_path};
 use crate::sigbus::RemoveOnFault;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use std::ffi::OsString;
-use std::fs::{self, File, FileType, OpenOptions};
+use std::fs::{self, File, FileType, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -56,7 +56,9 @@ impl WholeFile {
     pub fn create(path: &Path, replace: bool) -> Result<WholeFile, Error> {
         let wrong = |problem| Error::Write { file: printable_path(path), problem };
         let failed = |action| move |source| Error::Io { file: printable_path(path), action, source };
-        let kind = fs::metadata(path).ok().map(|there| there.file_type());
+        let there = fs::metadata(path).ok();
+        let kind = there.as_ref().map(fs::Metadata::file_type);
+        let mode = there.map(|there| there.mode() & 0o777);
         if kind.is_some_and(|kind| kind.is_char_device()) {
             let file = OpenOptions::new().write(true).open(path).map_err(failed("open it"))?;
             return Ok(WholeFile { file, path: path.to_owned(), replace, part: None });
@@ -78,9 +80,14 @@ impl WholeFile {
             hidden.push(format!(".{}-{}.part", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
             let beside = target.with_file_name(hidden);
             let guard = RemoveOnFault::new(&beside).map_err(failed("create it"))?;
-            match OpenOptions::new().write(true).create_new(true).open(&beside) {
+            match OpenOptions::new().write(true).create_new(true).mode(mode.unwrap_or(0o666)).open(&beside) {
                 Ok(file) => {
                     let part = Part { path: beside, named: false, _guard: guard };
+                    // Those bits that the mask took.
+                    if let Some(mode) = mode {
+                        let set = file.set_permissions(Permissions::from_mode(mode));
+                        set.map_err(failed("set its permissions"))?;
+                    }
                     return Ok(WholeFile { file, path: target, replace, part: Some(part) });
                 }
                 // What a program that was killed has left.
@@ -260,6 +267,26 @@ mod tests {
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read(&real).unwrap(), b"new");
         assert_eq!(names(&folder.path().join("deep")), ["real.npy"]);
+    }
+
+    /// Oracle: `chmod`'s modes, before and after, also beside the mask. A new file's is left to the mask.
+    #[test]
+    fn a_file_keeps_its_mode() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.npy");
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        fs::write(&path, "old").unwrap();
+        let usual = mode(&path);
+        for wanted in [0o600, 0o666] {
+            fs::set_permissions(&path, Permissions::from_mode(wanted)).unwrap();
+            let file = WholeFile::create(&path, true).unwrap();
+            assert_eq!(mode(&file.part.as_ref().unwrap().path), wanted);
+            file.finish().unwrap();
+            assert_eq!(mode(&path), wanted);
+        }
+        let new = folder.path().join("new.npy");
+        WholeFile::create(&new, false).unwrap().finish().unwrap();
+        assert_eq!(mode(&new), usual);
     }
 
     /// Oracle: a device is no file to be replaced, and a full one is an error.

@@ -49,10 +49,9 @@ fn measure(format: Format, memory: &mut [MmapMut; 2], threads: usize) {
     let row_bytes = format.row_bytes(K).expect("whole blocks");
     let pieces = BYTES / row_bytes / PIECE / threads;
     let part = pieces * PIECE * row_bytes;
-    let row = weights::rows(format, K, 1);
-    for memory in memory.iter_mut() {
-        memory.chunks_exact_mut(row_bytes).for_each(|to| to.copy_from_slice(&row));
-    }
+    let [small, huge] = memory;
+    weights::fill(format, small);
+    huge.copy_from_slice(small);
     let x: Vec<f32> = (0..K).map(|i| ((i * 7919) % 1009) as f32 / 500.0 - 1.0).collect();
     let mut quantised = Activations::new(K, 1);
     quantised.quantise(Isa::detect(), &x, K, 1);

@@ -27,6 +27,12 @@ fn isa() -> Isa {
     })
 }
 
+fn weights(format: Format, k: usize, rows: usize) -> Vec<u8> {
+    let mut bytes = vec![0; format.row_bytes(k).unwrap() * rows];
+    weights::fill(format, &mut bytes);
+    bytes
+}
+
 fn columns(k: usize, cols: usize) -> (Vec<f32>, Activations) {
     let x: Vec<f32> = (0..k * cols).map(|i| ((i * 7919) % 1009) as f32 / 500.0 - 1.0).collect();
     let mut quantised = Activations::new(k, cols);
@@ -38,7 +44,7 @@ fn columns(k: usize, cols: usize) -> (Vec<f32>, Activations) {
 #[divan::bench(args = Format::ALL)]
 fn one_column(bencher: Bencher, format: Format) {
     let (k, rows) = (2048, 64);
-    let bytes = weights::rows(format, k, rows);
+    let bytes = weights(format, k, rows);
     let w = Matrix::new(format, &bytes, k, rows).unwrap();
     let (x, quantised) = columns(k, 1);
     let x = if format.is_float() { Columns::Float(&x) } else { Columns::Quantised(&quantised) };
@@ -53,7 +59,7 @@ fn one_column(bencher: Bencher, format: Format) {
 #[divan::bench(args = Format::ALL, consts = [4, 16, 64])]
 fn many_columns<const COLS: usize>(bencher: Bencher, format: Format) {
     let (k, rows) = (2048, 256);
-    let bytes = weights::rows(format, k, rows);
+    let bytes = weights(format, k, rows);
     let w = Matrix::new(format, &bytes, k, rows).unwrap();
     let (x, quantised) = columns(k, COLS);
     let x = if format.is_float() { Columns::Float(&x) } else { Columns::Quantised(&quantised) };

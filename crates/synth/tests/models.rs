@@ -44,6 +44,18 @@ fn every_mix_loads() {
     }
 }
 
+/// Oracle: the large geometry, of which docs/performance.md measures a few layers.
+#[test]
+fn the_measured_geometry_is_the_large_ones() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/flash4.json");
+    let mut measured = Geometry::read(&path).unwrap();
+    let large = Geometry::flash_next();
+    (measured.name, measured.layers) = (large.name.clone(), large.layers);
+    (measured.vocabulary, measured.special_tokens) = (large.vocabulary, large.special_tokens.clone());
+    measured.ngram.as_mut().unwrap().base = large.ngram.as_ref().unwrap().base;
+    assert_eq!(measured, large);
+}
+
 /// Oracle: the geometry. What the loader reads back is what went in, also for one unlike any published.
 #[test]
 fn the_geometry_comes_back() {

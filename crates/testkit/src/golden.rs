@@ -92,11 +92,10 @@ pub fn pebble() -> PathBuf {
     repository().join("models/pebble.gguf")
 }
 
-/// A large model the repository doesn't carry, from the folder that `STRATA_MODELS` names (by default a folder
-/// `shared/models` beside the checkout). When absent, says so on stderr and returns `None`: the caller's test is skipped.
+/// A large model the repository doesn't carry, from the folder that `STRATA_MODELS` names (by default the bundled model's). When
+/// absent, says so on stderr and returns `None`: the caller's test is skipped.
 pub fn large_model(name: &str) -> Option<PathBuf> {
-    let folder = std::env::var_os("STRATA_MODELS")
-        .map_or_else(|| repository().join("../shared/models"), PathBuf::from);
+    let folder = std::env::var_os("STRATA_MODELS").map_or_else(|| repository().join("models"), PathBuf::from);
     let path = folder.join(name);
     if path.is_file() {
         return Some(path);

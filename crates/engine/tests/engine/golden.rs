@@ -219,10 +219,11 @@ fn tiny_without_its_draft_block() {
     assert!(refused.to_string().contains("no draft block"), "{refused}");
 }
 
-/// Oracle: the reference's f32 logits of the trained model. The Q8_0 file differs by its weights' and activations' rounding, so rows
-/// where a block or an expert at the edge flips move: judged by mean KL and argmax agreement, as the golden folder's README says.
-/// The same weights in exact arithmetic reach 96.8 % and 0.0069 over these prompts (the weights' rounding alone), llama.cpp b11434
-/// on this file 96.6 % and 0.0068.
+/// Oracle: the reference's f32 logits of the trained model, and our own figures, which are the same bits on every machine. The Q8_0
+/// file differs by its weights' and activations' rounding, so rows where a block or an expert at the edge flips move. The same
+/// weights in exact arithmetic reach 96.8 % and 0.0069 over these prompts (the weights' rounding alone); llama.cpp b11434, which
+/// rounds activations' scales to f16 and sums in another order, 96.6 % and 0.0068: eight tokens more, all of the longest prompt.
+/// Over 8,160 tokens the two shares are within a standard error (docs/performance.md, "Quality").
 #[test]
 fn pebble_q8_0_agrees_with_the_reference() {
     let Some(path) = golden::large_model("pebble-q8_0.gguf") else { return };
@@ -253,8 +254,8 @@ fn pebble_q8_0_agrees_with_the_reference() {
     }
     let (mean, share) = (kl / f64::from(kept as u32), f64::from(agree as u32) / f64::from(tokens as u32));
     println!("all: argmax {:.2} %, mean KL {mean:.6}", 100.0 * share);
-    assert!(share >= 0.955, "argmax agreement {share}");
-    assert!(mean < 9e-3, "mean KL {mean}");
+    assert_eq!((agree, tokens), (1145, 1193));
+    assert!((mean - 0.007_672).abs() < 1e-6, "mean KL {mean}");
 }
 
 /// KL of softmax(`got`) from softmax(`want`), nats.

@@ -178,11 +178,17 @@ impl Template {
     /// # Errors
     /// If the template refuses the conversation or fails on it; the error names the template's line.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, TemplateError> {
-        use minijinja::value::Serde;
+        self.render_given(given(messages, options), options)
+    }
+
+    fn render_given(
+        &self,
+        given: Vec<(&str, Value)>,
+        options: &RenderOptions,
+    ) -> Result<String, TemplateError> {
         let mut values: Vec<(&str, Value)> = vec![("documents", Value::from(()))];
         values.extend(self.specials.iter().map(|(name, text)| (*name, Value::from(text.as_str()))));
-        values.extend(options.extra.iter().map(|(name, value)| (name.as_str(), Serde(value).into())));
-        let tools = if options.tools.is_empty() { Value::from(()) } else { Serde(&options.tools).into() };
+        values.extend(given);
         let now = options.now.clone();
         let strftime_now = Value::from_function(move |format: &str| -> Result<String, Error> {
             let now = now.clone().unwrap_or_else(ZonedDateTime::now);
@@ -191,8 +197,6 @@ impl Template {
             })
         });
         values.extend([
-            ("messages", messages.iter().map(Message::for_template).collect()),
-            ("tools", tools),
             ("add_generation_prompt", options.add_generation_prompt.into()),
             ("strftime_now", strftime_now),
         ]);
@@ -200,6 +204,15 @@ impl Template {
         let template = self.environment.get_template(NAME).map_err(|e| explain(&e, false))?;
         template.render(Value::from_pairs(values)).map_err(|e| explain(&e, false))
     }
+}
+
+/// What a client gives, by the names that templates know it under; of two of one name the later wins.
+fn given<'o>(messages: &[Message], options: &'o RenderOptions) -> Vec<(&'o str, Value)> {
+    use minijinja::value::Serde;
+    let tools = if options.tools.is_empty() { Value::from(()) } else { Serde(&options.tools).into() };
+    let extra = options.extra.iter().map(|(name, value)| (name.as_str(), Serde(value).into()));
+    let messages = messages.iter().map(Message::for_template).collect();
+    extra.chain([("messages", messages), ("tools", tools)]).collect()
 }
 
 /// Marks an error as the template's own.

@@ -1,14 +1,15 @@
 //! A conversation as tokens: control tokens come from the template only, whatever the messages say.
 //!
-//! In what messages say, every control token's text is broken up by a mark before the template sees it. In the rendering
-//! such a token can't be found, wherever the template has put it and whatever it has cut off; the marks go when the
-//! text around them is encoded. Text without control tokens reaches the template as it is.
+//! In every text that a client gives, messages, calls and tools alike, control tokens are broken up by a mark before the
+//! template sees them, and so are the parts of one with which a text begins or ends. In the rendering such a token can't be
+//! found, wherever the template has put the text, what it has trimmed of it and what it has joined it to; the marks go when
+//! the text around them is encoded. Other text reaches the template as it is.
 
-use std::borrow::Cow;
+use std::collections::BTreeSet;
 
-use serde_json::Value;
+use minijinja::value::{Value, ValueKind};
 
-use super::{Content, Message, RenderOptions, Template, TemplateError};
+use super::{Message, RenderOptions, Template, TemplateError, given};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// Why a conversation can't become tokens.
@@ -36,44 +37,43 @@ impl Template {
         options: &RenderOptions,
         tokenizer: &Tokenizer,
     ) -> Result<Vec<u32>, PromptError> {
-        let mut messages = Cow::Borrowed(messages);
-        let mut mark = None;
-        if messages.iter().flat_map(texts).any(|text| tokenizer.has_control(text)) {
-            // A text that holds all of them loses the first.
-            let said = |mark: &char| messages.iter().flat_map(texts).any(|text| text.contains(*mark));
-            let free = MARKS.into_iter().find(|mark| !said(mark)).unwrap_or(*MARKS.start());
-            mark = Some(free);
-            messages.to_mut().iter_mut().for_each(|message| {
-                for text in texts_mut(message) {
-                    *text = tokenizer.without_control(text, free);
-                }
-            });
+        let mut given = given(messages, options);
+        let mut said = BTreeSet::new();
+        for (_, value) in &given {
+            for_texts(value, &mut |text| said.extend(text.chars().filter(|c| MARKS.contains(c))));
         }
-        let text = self.render(&messages, options)?;
+        // A conversation that holds all of them loses the first.
+        let mark = MARKS.into_iter().find(|mark| !said.contains(mark)).unwrap_or(*MARKS.start());
+        for (_, value) in &mut given {
+            *value = with_texts(value, &|text| tokenizer.without_control(text, mark));
+        }
+        let text = self.render_given(given, options)?;
         Ok(tokenizer.encode_marked(&text, mark)?)
     }
 }
 
-/// What a message says.
-fn texts(message: &Message) -> impl Iterator<Item = &str> {
-    let (whole, parts) = match &message.content {
-        Some(Content::Text(text)) => (Some(text), None),
-        Some(Content::Parts(parts)) => (None, Some(parts)),
-        None => (None, None),
-    };
-    let parts = parts.into_iter().flatten().filter_map(|part| part.get("text")?.as_str());
-    whole.into_iter().chain(&message.reasoning_content).map(String::as_str).chain(parts)
+/// Calls `f` with every text of a value, keys of objects too.
+fn for_texts(value: &Value, f: &mut impl FnMut(&str)) {
+    match value.kind() {
+        ValueKind::String => f(value.as_str().unwrap_or_default()),
+        ValueKind::Seq => value.try_iter().into_iter().flatten().for_each(|part| for_texts(&part, f)),
+        ValueKind::Map => value.try_iter().into_iter().flatten().for_each(|key| {
+            for_texts(&key, f);
+            for_texts(&value.get_item(&key).unwrap_or_default(), f);
+        }),
+        _ => {}
+    }
 }
 
-fn texts_mut(message: &mut Message) -> impl Iterator<Item = &mut String> {
-    let (whole, parts) = match &mut message.content {
-        Some(Content::Text(text)) => (Some(text), None),
-        Some(Content::Parts(parts)) => (None, Some(parts)),
-        None => (None, None),
-    };
-    let parts = parts.into_iter().flatten().filter_map(|part| match part.get_mut("text")? {
-        Value::String(text) => Some(text),
-        _ => None,
-    });
-    whole.into_iter().chain(&mut message.reasoning_content).chain(parts)
+/// The value with `f` of every text, keys of objects too.
+fn with_texts(value: &Value, f: &impl Fn(&str) -> String) -> Value {
+    let parts = value.try_iter().into_iter().flatten();
+    match value.kind() {
+        ValueKind::String => f(value.as_str().unwrap_or_default()).into(),
+        ValueKind::Seq => parts.map(|part| with_texts(&part, f)).collect(),
+        ValueKind::Map => Value::from_pairs(
+            parts.map(|key| (with_texts(&key, f), with_texts(&value.get_item(&key).unwrap_or_default(), f))),
+        ),
+        _ => value.clone(),
+    }
 }

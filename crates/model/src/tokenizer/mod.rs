@@ -178,6 +178,8 @@ pub struct Tokenizer {
     specials: SpecialFinder,
     /// The special tokens that are text too, read even where control tokens are not.
     user_defined: SpecialFinder,
+    /// The texts of the control tokens.
+    controls: Vec<String>,
     routes: Box<[Route; 256]>,
     bos: Option<u32>,
     eos: Option<u32>,
@@ -286,6 +288,7 @@ impl Tokenizer {
             of_kind(&[TokenKind::Control, TokenKind::UserDefined, TokenKind::Unknown]).map(owned),
         )?;
         let user_defined = SpecialFinder::new(of_kind(&[TokenKind::UserDefined]).map(owned))?;
+        let controls = of_kind(&[TokenKind::Control]).map(|(_, text)| text.clone()).collect();
         let mut eog: BTreeSet<u32> = vocabulary.stops.iter().copied().chain(vocabulary.eos).collect();
         eog.extend(
             of_kind(&[TokenKind::Control, TokenKind::UserDefined])
@@ -307,6 +310,7 @@ impl Tokenizer {
             table,
             specials,
             user_defined,
+            controls,
             routes,
             bos: vocabulary.bos,
             eos: vocabulary.eos,
@@ -361,20 +365,11 @@ impl Tokenizer {
         ids
     }
 
-    /// Whether a control token is written in `text`.
-    pub(crate) fn has_control(&self, text: &str) -> bool {
-        let mut found = false;
-        // No segment fails.
-        let _ = self.specials.segments(text, |segment| {
-            found |= matches!(segment, Segment::Special(id, _) if self.is_control(id));
-            Ok(())
-        });
-        found
-    }
-
-    /// `text` with `mark` around every character of a control token, so that none can be found in it any more.
+    /// `text` with `mark` around every character of a control token, and between it and what could complete the part of
+    /// one with which it begins or ends, white space aside: none can be found in it any more, nor in what it is joined to.
     pub(crate) fn without_control(&self, text: &str, mark: char) -> String {
         let mut out = String::with_capacity(text.len());
+        // No segment fails.
         let _ = self.specials.segments(text, |segment| {
             match segment {
                 Segment::Special(id, range) if self.is_control(id) => {
@@ -385,13 +380,26 @@ impl Tokenizer {
             }
             Ok(())
         });
+        let end = out.trim_end().len();
+        if self.control_cuts().any(|(begin, _)| out[..end].ends_with(begin)) {
+            out.insert(end, mark);
+        }
+        let start = out.len() - out.trim_start().len();
+        if self.control_cuts().any(|(_, rest)| out[start..].starts_with(rest)) {
+            out.insert(start, mark);
+        }
         out
+    }
+
+    /// Every way to cut a control token in two.
+    fn control_cuts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.controls.iter().flat_map(|text| text.char_indices().skip(1).map(|(at, _)| text.split_at(at)))
     }
 
     /// The ids that begin a sequence with `text`, whose control tokens are those that no `mark` breaks up. Marks are no
     /// part of the text.
-    pub(crate) fn encode_marked(&self, text: &str, mark: Option<char>) -> Result<Vec<u32>, TokenizerError> {
-        Ok(self.started(self.encode_by(&self.specials, text, mark)?))
+    pub(crate) fn encode_marked(&self, text: &str, mark: char) -> Result<Vec<u32>, TokenizerError> {
+        Ok(self.started(self.encode_by(&self.specials, text, Some(mark))?))
     }
 
     fn encode_text(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {

@@ -2,23 +2,21 @@
 
 use strata_quant::Format;
 
-/// `rows` times the same row of random bytes with ordinary scales: subnormal and infinite ones would be slow for reasons of
-/// their own.
-pub fn rows(format: Format, k: usize, rows: usize) -> Vec<u8> {
+/// Fills `bytes` with blocks of random bits, no two rows alike: copies of one would keep the few entries of a code book that
+/// they use in the first cache. Exponents are ordinary: subnormal results would be slow for reasons of their own.
+pub fn fill(format: Format, bytes: &mut [u8]) {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut next = || {
+    for word in bytes.chunks_mut(8) {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        (state >> 32) as u8
+        word.copy_from_slice(&state.to_le_bytes()[..word.len()]);
+    }
+    let (at, exponent) = match format {
+        Format::F32 => (3, 0x3e),
+        Format::F16 | Format::Bf16 => (1, 0x3e),
+        Format::Mxfp4 => (0, 120),
+        _ => return,
     };
-    let blocks = k / format.block_len();
-    let one: Vec<u8> = (0..blocks * format.block_bytes())
-        .map(|i| match (format, i % format.block_bytes()) {
-            (Format::F32, 3) | (Format::F16 | Format::Bf16, 1) => 0x3e,
-            (Format::Mxfp4, 0) => 120,
-            _ => next(),
-        })
-        .collect();
-    one.iter().copied().cycle().take(one.len() * rows).collect()
+    bytes.chunks_exact_mut(format.block_bytes()).for_each(|block| block[at] = exponent);
 }

@@ -66,7 +66,7 @@ impl<'a, 'o> Rows<'a, 'o> {
     }
 
     /// From rows that are computed to the same number of rows after them, which are fetched meanwhile: in
-    /// bytes. Nothing, where no rows follow.
+    /// bytes. Where no rows follow it is 0: what is being read is fetched again, at no cost but the instructions.
     fn ahead(&self, rows: Range<usize>) -> usize {
         if rows.end < self.rows { rows.len() * self.row_bytes } else { 0 }
     }
