@@ -15,6 +15,7 @@ use strata_topology::{Assignment, Pool};
 use crate::bench::{Bench, Crew, GRAIN, MOST_STREAMS, TILE};
 use crate::buffers::Buffers;
 use crate::draft::Join;
+use crate::failed;
 use crate::memory::{self, Described};
 use crate::ngram::Table;
 use crate::route::Routing;
@@ -24,7 +25,6 @@ use crate::spans::Piece;
 use crate::state::State;
 use crate::taps::MOST_TAPS;
 use crate::weights::Weights;
-use crate::failed;
 
 /// The CPU, not yet built into a backend: which threads compute, with which instructions.
 pub struct Cpu {

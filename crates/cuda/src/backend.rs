@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use strata_backend::{
-    Backend, BackendError, Buffer, Build, Checkpoint, Counters, Family, Fence, Op, SeqSlot, Span, Spec,
-    WeightData,
+    Backend, BackendError, Buffer, Build, Checkpoint, Counters, Fence, Op, SeqSlot, Span, Spec, WeightData,
 };
 use strata_plan::{Arena, Limits, Plan};
 use strata_residency::{ExpertStore, LayerSource};
@@ -13,7 +12,7 @@ use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, Stream};
 use crate::inputs::{Ids, Inputs};
 use crate::memory::{self, Described};
 use crate::ops::{self, Columns, Kernels, OpError, Routing, check_attention};
-use crate::recording::{MOST_ROWS, Recordings, Waiting, rows};
+use crate::recording::{Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
 use crate::weights::Weights;
@@ -86,6 +85,13 @@ impl Build for Cuda {
     }
 }
 
+/// Work whose time isn't known yet.
+struct Timed {
+    start: Event,
+    end: Event,
+    costs: Vec<Cost>,
+}
+
 /// Computes ops on a GPU. Made by [`Cuda`]. `submit` queues an op; it is done when a fence behind it is reached.
 pub(crate) struct CudaBackend {
     pub(crate) spec: Spec,
@@ -102,8 +108,7 @@ pub(crate) struct CudaBackend {
     pub(crate) rope: DeviceSlice<f32>,
     scratch: DeviceSlice<u8>,
     buffers: Vec<DeviceSlice<f32>>,
-    /// Work whose time isn't known yet: started, ended, and per op its family, its share of the time, its bytes.
-    timed: Vec<(Event, Event, Vec<(Family, f64, usize)>)>,
+    timed: Vec<Timed>,
     spare: Vec<Event>,
     counters: Counters,
     fences: u64,
@@ -227,7 +232,7 @@ impl CudaBackend {
         start.record(&self.stream).map_err(failed)?;
         let bytes = self.queue(op)?;
         end.record(&self.stream).map_err(failed)?;
-        self.timed.push((start, end, vec![(op.family(), 1.0, bytes)]));
+        self.timed.push(Timed { start, end, costs: vec![(op.family(), 1.0, bytes)] });
         Ok(())
     }
 
@@ -250,7 +255,7 @@ impl CudaBackend {
             ops.iter().try_for_each(|waiting| self.queue_timed(&waiting.op()))?;
             self.stream.synchronize().map_err(failed)?;
             let mut costs = Vec::with_capacity(ops.len());
-            for (start, end, of) in &self.timed {
+            for Timed { start, end, costs: of } in &self.timed {
                 let time = f64::from(end.milliseconds_since(start).map_err(failed)?);
                 costs.extend(of.iter().map(|&(family, _, bytes)| (family, time, bytes)));
             }
@@ -288,7 +293,7 @@ impl CudaBackend {
         let graph = known.graph.as_ref().expect("recorded above");
         self.stream.replay(graph).map_err(failed)?;
         end.record(&self.stream).map_err(failed)?;
-        self.timed.push((start, end, known.costs.clone()));
+        self.timed.push(Timed { start, end, costs: known.costs.clone() });
         Ok(())
     }
 
@@ -324,7 +329,7 @@ impl CudaBackend {
 
     fn add_times(&mut self) -> Result<(), BackendError> {
         self.stream.synchronize().map_err(failed)?;
-        for (start, end, costs) in self.timed.drain(..) {
+        for Timed { start, end, costs } in self.timed.drain(..) {
             let nanoseconds = f64::from(end.milliseconds_since(&start).map_err(failed)?) * 1e6;
             for (family, share, bytes) in costs {
                 self.counters.add(family, (nanoseconds * share) as u64, bytes as u64);

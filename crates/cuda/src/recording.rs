@@ -119,13 +119,16 @@ pub(crate) fn rows(op: &Op<'_>) -> usize {
     }
 }
 
+/// What an op costs: its family, its share of the time of the work that it is part of, and the bytes that it reads.
+pub(crate) type Cost = (Family, f64, usize);
+
 /// Work that came before.
 pub(crate) struct Recording {
     ops: Vec<Waiting>,
     /// Recorded when it comes for the second time; the first time, its ops are timed one by one.
     pub(crate) graph: Option<Graph>,
-    /// Per op its family, its share of the time, and the bytes that it reads.
-    pub(crate) costs: Vec<(Family, f64, usize)>,
+    /// Per op.
+    pub(crate) costs: Vec<Cost>,
 }
 
 /// The recordings, the latest last.
@@ -149,7 +152,7 @@ impl Recordings {
     }
 
     /// Notes work that came for the first time, and what it cost.
-    pub(crate) fn note(&mut self, ops: Vec<Waiting>, costs: Vec<(Family, f64, usize)>) {
+    pub(crate) fn note(&mut self, ops: Vec<Waiting>, costs: Vec<Cost>) {
         if self.0.len() == MOST_RECORDINGS {
             self.0.remove(0);
         }

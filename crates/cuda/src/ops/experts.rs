@@ -55,10 +55,18 @@ struct CombineParams {
     padding: u32,
 }
 
+/// The kernels of one format.
+struct OfFormat {
+    format: Format,
+    /// For units of one place; float formats have this one for all.
+    one: Kernel<GroupedParams>,
+    /// For units of 8 and of 64.
+    more: Option<[Kernel<GroupedParams>; 2]>,
+}
+
 /// The kernels.
 pub(crate) struct Experts {
-    /// Per format: for units of one place, and for those of 8 and of 64. Float formats have one for all.
-    grouped: Vec<(Format, Kernel<GroupedParams>, Option<[Kernel<GroupedParams>; 2]>)>,
+    grouped: Vec<OfFormat>,
     swiglu: Kernel<SwigluParams>,
     combine: Kernel<CombineParams>,
 }
@@ -70,7 +78,7 @@ impl Experts {
             let name = format.name().to_lowercase();
             let kernel = |cols: usize| experts.kernel(&format!("strata_grouped_{cols}_{name}"));
             let more = if format.is_float() { None } else { Some([kernel(8)?, kernel(64)?]) };
-            Ok((format, kernel(1)?, more))
+            Ok(OfFormat { format, one: kernel(1)?, more })
         };
         Ok(Experts {
             grouped: Format::ALL.into_iter().map(kernels).collect::<Result<_, _>>()?,
@@ -196,8 +204,8 @@ impl CudaBackend {
             tile: 0,
             padding: 0,
         };
-        let found = self.kernels.experts.grouped.iter().find(|(format, ..)| *format == product.format);
-        let (_, one, more) = found.expect("every format has kernels");
+        let found = self.kernels.experts.grouped.iter().find(|of| of.format == product.format);
+        let OfFormat { one, more, .. } = found.expect("every format has kernels");
         let few = |cols| self.kernels.products.few_rows(product.rows, input.k() / 32, cols, rows * moe.used);
         let (kernel, height, threads) = match more {
             Some([_, many]) if tile(&moe, rows) == 64 => (many, 128, 512),
