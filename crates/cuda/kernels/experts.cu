@@ -116,7 +116,7 @@ __device__ void grouped_floats(const GroupedParams& p) {
         grouped<F, FewEight<F>, 8>(p);                                                                                  \
     }                                                                                                         \
     extern "C" __device__ uint32_t strata_grouped_64_##NAME##_shared = sizeof(Many<F>::Shared);               \
-    extern "C" __global__ void __launch_bounds__(512, 1) strata_grouped_64_##NAME(                            \
+    extern "C" __global__ void __launch_bounds__(256, 2) strata_grouped_64_##NAME(                            \
         const __grid_constant__ GroupedParams p) {                                                            \
         grouped_many<F>(p);                                                                                   \
     }

@@ -1,10 +1,9 @@
 // Products of block-format rows with many quantised columns: what prompts are made of. Integer tensor cores multiply, and the
 // contract's scales and order are kept between them.
 //
-// A block of threads takes `ROWS` rows and `COLS` columns and walks the row in chunks of four units. Half of its warps decode the next chunks
-// into a ring of stages in shared memory; the others multiply. Per unit of 32 weights a matrix instruction gives exact integers; sub-scales,
-// scales and the running sum are then f32 operations on each of them, three or five to a value: these, not the matrix instructions, are what
-// the time goes to.
+// A block of threads takes `ROWS` rows and `COLS` columns and walks the row in chunks of units, decoded once into shared memory: the next chunk while the warps that are done with theirs multiply. Per unit
+// of 32 weights a matrix instruction gives exact integers; sub-scales, scales and the running sum are then f32 operations on each of them,
+// three or five to a value: these, not the matrix instructions, are what the time goes to.
 #pragma once
 
 #include "few.cuh"
@@ -67,23 +66,15 @@ __device__ inline void multiply32(int (&c)[4], const uint32_t (&a)[4], uint32_t 
 #endif
 }
 
-/// Barriers by number, so that those who wait and those who only tell can be different threads of a block.
-__device__ inline void wait_for(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
-__device__ inline void tell(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
-
 template <class F>
 struct Many {
-    /// Threads that decode, and as many that multiply.
     static constexpr int ROWS = 128, COLS = 64, THREADS = 256;
+    /// Units of a chunk: whole chunks make a segment.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-    /// Stages of the ring, and units of a chunk: whole chunks make a segment. A block of threads has 64 KB here,
-    static constexpr int STAGES = 2, CHUNK = 2;
-#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
-    /// 99 KB here,
-    static constexpr int STAGES = 2, CHUNK = 4;
+    // A block of threads has 64 KB here.
+    static constexpr int CHUNK = 2;
 #else
-    /// and 163 KB or more here.
-    static constexpr int STAGES = 3, CHUNK = 4;
+    static constexpr int CHUNK = 4;
 #endif
     /// Bytes of a row or column in shared memory: eight of them start in different banks.
     static constexpr int STRIDE = CHUNK * 32 + 16;
@@ -104,14 +95,15 @@ struct Many {
     };
 
     struct Shared {
-        Stage stages[STAGES];
+        Stage stages[2];
         uint32_t grid[F::GRID > 0 ? F::GRID : 1];
     };
 
     /// Starts the copies of a chunk's columns, and decodes its rows. What is beyond the rows, columns or units becomes zeros.
     __device__ static void fill(Stage& stage, const uint32_t* grid, const uint8_t* weights, int rows, const Columns& x,
-                                const uint32_t* which, int cols, int units, int from, int thread) {
+                                const uint32_t* which, int cols, int units, int from) {
         constexpr int PER_BLOCK = F::LEN / 32;
+        const int thread = threadIdx.x;
         const size_t row_bytes = size_t(units / PER_BLOCK) * F::BYTES;
         for (int i = thread; i < COLS * CHUNK * 2; i += THREADS) {
             const int col = i / (CHUNK * 2), part = i % (CHUNK * 2), unit = from + part / 2;
@@ -132,7 +124,6 @@ struct Many {
                 stage.sums[part][col] = there ? x.sums[at] : 0;
             }
         }
-#pragma unroll
         for (int i = thread; i < ROWS * CHUNK; i += THREADS) {
             // Neighbouring threads decode neighbouring units of a row.
             const int row = i / CHUNK, part = i % CHUNK, unit = from + part;
@@ -167,31 +158,23 @@ struct Many {
     template <class Emit>
     __device__ static void product(Shared& shared, const uint8_t* weights, int rows, const Columns& x, const uint32_t* which,
                                    int cols, int units, Emit emit) {
-        const int thread = threadIdx.x % THREADS, lane = thread % WARP, warp = thread / WARP;
-        // Barrier 1 + i is told that stage i is full, 1 + STAGES + i that it is empty.
-        if (threadIdx.x >= THREADS) {
-            for (int i = thread; i < F::GRID; i += THREADS) {
-                shared.grid[i] = F::codebook()[i];
-            }
-            if constexpr (F::GRID > 0) {
-                wait_for(1 + 2 * STAGES, THREADS);
-            }
-            for (int from = 0, turn = 0, laps = 0; from < units; from += CHUNK) {
-                if (laps > 0) {
-                    wait_for(1 + STAGES + turn, 2 * THREADS);
-                }
-                fill(shared.stages[turn], shared.grid, weights, rows, x, which, cols, units, from, thread);
-                copies_done();
-                tell(1 + turn, 2 * THREADS);
-                turn = turn + 1 == STAGES ? 0 : turn + 1, laps += turn == 0;
-            }
-            return;
-        }
+        const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
         // A warp has 32 rows and 32 columns: two by four matrices of 16 by 8.
         const int row = warp / 2 * 32, col = warp % 2 * 32;
+        for (int i = thread; i < F::GRID; i += THREADS) {
+            shared.grid[i] = F::codebook()[i];
+        }
+        if constexpr (F::GRID > 0) {
+            __syncthreads();
+        }
         float total[2][4][4] = {}, acc[2][4][4] = {};
-        for (int from = 0, turn = 0; from < units; from += CHUNK) {
-            wait_for(1 + turn, 2 * THREADS);
+        fill(shared.stages[0], shared.grid, weights, rows, x, which, cols, units, 0);
+        copies_done();
+        __syncthreads();
+        for (int from = 0, turn = 0; from < units; from += CHUNK, turn ^= 1) {
+            if (from + CHUNK < units) {
+                fill(shared.stages[turn ^ 1], shared.grid, weights, rows, x, which, cols, units, from + CHUNK);
+            }
             const Stage& stage = shared.stages[turn];
 #pragma unroll
             for (int part = 0; part < CHUNK; part++) {
@@ -199,11 +182,6 @@ struct Many {
                     unit(stage, part, row, col, lane, acc);
                 }
             }
-            // The last laps are waited for by nobody.
-            if (from + STAGES * CHUNK < units) {
-                tell(1 + STAGES + turn, 2 * THREADS);
-            }
-            turn = turn + 1 == STAGES ? 0 : turn + 1;
             if ((from + CHUNK) % SEGMENT == 0 || from + CHUNK >= units) {
 #pragma unroll
                 for (int i = 0; i < 2 * 4 * 4; i++) {
@@ -211,6 +189,8 @@ struct Many {
                     acc[i / 16][i / 4 % 4][i % 4] = 0.0f;
                 }
             }
+            copies_done();
+            __syncthreads();
         }
 #pragma unroll
         for (int i = 0; i < 2 * 4 * 4; i++) {

@@ -106,7 +106,7 @@ __device__ void decode_units(const DecodeParams& p) {
         product<F, FewEight<F>, 8>(p);                                                                                       \
     }                                                                                                              \
     extern "C" __device__ uint32_t strata_product_64_##NAME##_shared = sizeof(Many<F>::Shared);                     \
-    extern "C" __global__ void __launch_bounds__(512, 1) strata_product_64_##NAME(                                  \
+    extern "C" __global__ void __launch_bounds__(256, 2) strata_product_64_##NAME(                                  \
         const __grid_constant__ ProductParams p) {                                                                 \
         many<F>(p);                                                                                                \
     }                                                                                                              \

@@ -208,7 +208,7 @@ impl CudaBackend {
         let OfFormat { one, more, .. } = found.expect("every format has kernels");
         let few = |cols| self.kernels.products.few_rows(product.rows, input.k() / 32, cols, rows * moe.used);
         let (kernel, height, threads) = match more {
-            Some([_, many]) if tile(&moe, rows) == 64 => (many, 128, 512),
+            Some([_, many]) if tile(&moe, rows) == 64 => (many, 128, 256),
             Some([eight, _]) if rows > 1 => (eight, few(8), 128),
             Some(_) => (one, few(1), 128),
             None => (one, 4, 128),

@@ -185,7 +185,7 @@ impl Products {
         let (kernel, at_once, tile, threads) = match cols {
             1 => (&kernels.one, 1, self.few_rows(rows, k / 32, 1, 1), 128),
             2..=8 => (&kernels.eight, 8, self.few_rows(rows, k / 32, 8, 1), 128),
-            _ => (&kernels.many, 64, 128, 512),
+            _ => (&kernels.many, 64, 128, 256),
         };
         let p = ProductParams { tile: tile as u32, ..p };
         let blocks = [rows.div_ceil(tile) as u32, cols.div_ceil(at_once) as u32, 1];
