@@ -31,7 +31,15 @@ pub trait Build {
     type Described;
 
     /// Adds every byte that [`Build::build`] will allocate to the plan. Reads no weight's bytes.
-    fn describe(&self, spec: &Spec, weights: &[WeightData], plan: &mut Plan) -> Self::Described;
+    ///
+    /// # Errors
+    /// A geometry that the backend has no ops for.
+    fn describe(
+        &self,
+        spec: &Spec,
+        weights: &[WeightData],
+        plan: &mut Plan,
+    ) -> Result<Self::Described, BackendError>;
 
     /// Builds the backend into the arena that the plan sized. Afterwards it allocates nothing.
     fn build(
