@@ -66,10 +66,7 @@ pub trait Backend: Send {
     /// Copies the committed state of `from`'s first `tokens` tokens to `to`. All of them: the recurrent state has no other length.
     fn fork(&mut self, from: SeqSlot, to: SeqSlot, tokens: usize) -> Result<(), BackendError>;
 
-    /// Copies a sequence's committed recurrent state to a checkpoint.
-    fn checkpoint(&mut self, slot: SeqSlot, to: Checkpoint) -> Result<(), BackendError>;
-
-    /// Makes a checkpoint the committed recurrent state of a sequence. The positional caches of the checkpoint's tokens must be those of `slot`.
+    /// Makes a checkpoint, as a window's [`crate::Cut`] filled it, the committed recurrent state of a sequence. The positional caches of the checkpoint's tokens must be those of `slot`.
     fn restore(&mut self, from: Checkpoint, slot: SeqSlot) -> Result<(), BackendError>;
 
     /// Appends the committed state of a sequence of `tokens` tokens as bytes, little-endian:

@@ -42,13 +42,16 @@ pub trait Build {
 
     /// Adds every byte that [`Build::build`] will allocate to the plan. Reads no weight's bytes. `experts` are the homes of the
     /// layers' experts, for a backend that keeps copies of its own.
+    ///
+    /// # Errors
+    /// A geometry that the backend has no ops for.
     fn describe(
         &self,
         spec: &Spec,
         weights: &[WeightData],
         experts: &[(u16, LayerSource)],
         plan: &mut Plan,
-    ) -> Self::Described;
+    ) -> Result<Self::Described, BackendError>;
 
     /// Builds the backend into the arena that the plan sized. Afterwards it allocates nothing.
     fn build(

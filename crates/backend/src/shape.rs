@@ -93,9 +93,11 @@ impl QsaShape {
     }
 
     /// Values that one layer caches of `tokens` tokens: keys, values, raw indexer keys, and those pooled over `block` tokens.
+    /// `usize::MAX` where a product is larger.
     pub fn cached(&self, block: usize, tokens: usize) -> [usize; 4] {
-        let kv = self.kv_heads * self.head_dim * tokens;
-        [kv, kv, self.index_dim * tokens, self.index_dim * (tokens / block)]
+        let kv = self.kv_heads.saturating_mul(self.head_dim).saturating_mul(tokens);
+        let index = |keys| self.index_dim.saturating_mul(keys);
+        [kv, kv, index(tokens), index(tokens / block)]
     }
 }
 
@@ -214,7 +216,8 @@ impl Spec {
         let gdn = self.shape.gdn.as_ref().filter(|_| layer.gdn);
         let ngram = self.shape.ngram.as_ref().filter(|_| layer.ngram);
         let [state, conv] = gdn.map_or([0; 2], |g| [g.state_floats(), g.conv_floats()]);
-        [state, conv, ngram.map_or(0, |n| n.history() * self.shape.streams * self.shape.hidden)]
+        let wide = self.shape.streams.saturating_mul(self.shape.hidden);
+        [state, conv, ngram.map_or(0, |n| n.history().saturating_mul(wide))]
     }
 
     /// Values of one layer's positional cache for `tokens` tokens, as [`QsaShape::cached`] has them.

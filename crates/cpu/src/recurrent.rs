@@ -106,9 +106,6 @@ pub(crate) enum Kind {
     Ngram,
 }
 
-/// The kinds of recurrent state, in order.
-pub(crate) const KINDS: [Kind; 2] = [Kind::Gdn, Kind::Ngram];
-
 /// One layer's recurrent state, of all sequences.
 pub(crate) struct Recurrent {
     pub(crate) gdn: Option<GdnState>,

@@ -13,7 +13,7 @@ use strata_plan::{Arena, Block, Category, Plan, Region};
 
 use crate::cache::{Cache, CacheRegions};
 use crate::failed;
-use crate::recurrent::{KINDS, Kind, Recurrent};
+use crate::recurrent::{Kind, Recurrent};
 
 /// Regions of one layer.
 pub(crate) struct LayerRegions {
@@ -193,19 +193,6 @@ impl State {
             memory.recurrent.copy((from.0 as usize, version), (to.0 as usize, to_version));
             if let Some(cache) = &mut memory.cache {
                 cache.copy(from.0 as usize, to.0 as usize, tokens);
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies a committed recurrent state to a checkpoint.
-    pub(crate) fn checkpoint(&mut self, slot: SeqSlot, to: Checkpoint) -> Result<(), BackendError> {
-        self.check(slot)?;
-        self.check_place(to)?;
-        for index in 0..self.layers.len() {
-            let version = self.committed(slot, Layer(index as u16));
-            for kind in KINDS {
-                self.layers[index].save(slot.0 as usize, version, kind, to);
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! The backend itself: what it is built from, and the dispatch of ops.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use strata_backend::{
@@ -11,7 +12,7 @@ use strata_residency::{ExpertStore, LayerSource};
 use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, Stream};
 use crate::inputs::{Ids, Inputs};
 use crate::memory::{self, Described};
-use crate::ops::{self, Columns, Kernels, OpError, Routing, check_attention};
+use crate::ops::{self, Columns, Kernels, OpError, Routing};
 use crate::recording::{Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
@@ -69,8 +70,10 @@ impl Build for Cuda {
         weights: &[WeightData],
         experts: &[(u16, LayerSource)],
         plan: &mut Plan,
-    ) -> Described {
-        memory::describe(spec, weights, experts, plan)
+    ) -> Result<Described, BackendError> {
+        spec.shape.qsa.as_ref().map_or(Ok(()), ops::check_attention)?;
+        spec.shape.gdn.as_ref().map_or(Ok(()), ops::check_gdn)?;
+        Ok(memory::describe(spec, weights, experts, plan))
     }
 
     fn build(
@@ -111,7 +114,11 @@ pub(crate) struct CudaBackend {
     timed: Vec<Timed>,
     spare: Vec<Event>,
     counters: Counters,
-    fences: u64,
+    /// Points in the order of ops that nobody has waited for yet, and how many there were.
+    fences: VecDeque<(Fence, Event)>,
+    fenced: u64,
+    /// Why a fence could not be set: whoever waits for it is told.
+    failure: Option<BackendError>,
     /// Ops of short windows that wait for somebody to want their results.
     waiting: Vec<Waiting>,
     recordings: Recordings,
@@ -131,7 +138,6 @@ impl CudaBackend {
         store: &ExpertStore,
     ) -> Result<CudaBackend, BackendError> {
         let Cuda { context, kernels, .. } = cuda;
-        spec.shape.qsa.as_ref().map_or(Ok(()), check_attention)?;
         context.enter().map_err(failed)?;
         let memory = DeviceMemory::new(&context, described.bytes).map_err(|error| {
             let (free, all) = context.memory().unwrap_or_default();
@@ -168,7 +174,9 @@ impl CudaBackend {
             timed: Vec::new(),
             spare: Vec::new(),
             counters: Counters::default(),
-            fences: 0,
+            fences: VecDeque::new(),
+            fenced: 0,
+            failure: None,
             waiting: Vec::new(),
             recordings: Recordings::default(),
             recording: false,
@@ -380,12 +388,24 @@ impl Backend for CudaBackend {
     }
 
     fn fence(&mut self) -> Fence {
-        self.fences += 1;
-        Fence(self.fences)
+        self.fenced += 1;
+        let fence = Fence(self.fenced);
+        let set = self.flush().and_then(|()| {
+            let event = self.event()?;
+            event.record(&self.stream).map_err(failed)?;
+            self.fences.push_back((fence, event));
+            Ok(())
+        });
+        self.failure = self.failure.take().or(set.err());
+        fence
     }
 
-    fn wait(&mut self, _: Fence) -> Result<(), BackendError> {
-        self.finish()
+    fn wait(&mut self, fence: Fence) -> Result<(), BackendError> {
+        while let Some((_, event)) = self.fences.pop_front_if(|(set, _)| *set <= fence) {
+            event.wait().map_err(failed)?;
+            self.spare.push(event);
+        }
+        self.failure.take().map_or(Ok(()), Err)
     }
 
     fn read(&mut self, buffer: Buffer, first: usize, out: &mut [f32]) -> Result<(), BackendError> {
@@ -408,11 +428,6 @@ impl Backend for CudaBackend {
     fn fork(&mut self, from: SeqSlot, to: SeqSlot, tokens: usize) -> Result<(), BackendError> {
         self.flush()?;
         self.state.fork(&self.stream, from, to, tokens)
-    }
-
-    fn checkpoint(&mut self, slot: SeqSlot, to: Checkpoint) -> Result<(), BackendError> {
-        self.flush()?;
-        self.state.checkpoint(&self.stream, slot, to)
     }
 
     fn restore(&mut self, from: Checkpoint, slot: SeqSlot) -> Result<(), BackendError> {

@@ -203,22 +203,6 @@ impl State {
         })
     }
 
-    /// Copies a committed recurrent state to a checkpoint.
-    pub(crate) fn checkpoint(
-        &mut self,
-        stream: &Stream,
-        slot: SeqSlot,
-        to: Checkpoint,
-    ) -> Result<(), BackendError> {
-        self.check(slot)?;
-        self.check_place(to)?;
-        for (index, layer) in self.layers.iter().enumerate() {
-            let version = self.versions[self.at(slot, index)].committed;
-            stream.copy(layer.version(slot, version), layer.checkpoint(to)).map_err(failed)?;
-        }
-        Ok(())
-    }
-
     /// Makes a checkpoint the committed recurrent state of a sequence.
     pub(crate) fn restore(
         &mut self,

@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 
 use strata_backend::{Backend, Buffer, Checkpoint, Counters, Cut, SeqSlot, Spec, Window};
 use strata_model::Model;
+use strata_model::ngram::ReadAhead;
 use strata_plan::Plan;
 use strata_residency::ExpertStore;
 
 use crate::error::EngineError;
 use crate::event::{Event, Reason, Request, SeqId};
-use crate::flight::{Flight, Machine, Passing, Probe};
-use crate::graph::{Graph, Work};
+use crate::flight::{Flight, Lane, Machine, Passing, Probe};
+use crate::graph::{Graph, Run, Work};
 use crate::lookup::Lookup;
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, Scratch};
 use crate::sequence::{Canceller, Sequence, Task, common_prefix};
 use crate::snapshot::{self, Binding};
 
@@ -63,6 +64,11 @@ fn check_logits(model: &Model, position: usize, logits: &[f32]) -> Result<(), En
     Err(EngineError::NoFiniteLogit { file: model.gguf.path().to_owned(), position })
 }
 
+/// The tokens that a sequence holds.
+fn held(sequences: &[Option<Sequence>], slot: usize) -> &[u32] {
+    sequences[slot].as_ref().map_or(&[], |sequence| &sequence.tokens)
+}
+
 /// Runs one model.
 pub struct Engine {
     pub(crate) model: Arc<Model>,
@@ -80,6 +86,7 @@ pub struct Engine {
     /// How long a prompt window may go on while other sequences wait for their next token.
     pub(crate) prompt_slice: Duration,
     pub(crate) logits: Vec<f32>,
+    pub(crate) scratch: Scratch,
     pub(crate) binding: Option<Binding>,
 }
 
@@ -112,6 +119,11 @@ impl Engine {
     /// Time and bytes per op family since the last call.
     pub fn take_counters(&mut self) -> Counters {
         self.machine.backend.take_counters()
+    }
+
+    /// What became of the n-gram rows that were asked for ahead, if the model has a table.
+    pub fn read_ahead(&self) -> Option<ReadAhead> {
+        self.lookup.read_ahead()
     }
 
     /// Watches every op.
@@ -262,13 +274,11 @@ impl Engine {
     pub fn step(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         self.drop_cancelled(&mut events);
-        self.machine.backend.begin_step();
         let decoding = self.slots_where(|task| task.next.is_some());
         if !decoding.is_empty() {
             self.decode(&decoding, &mut events);
         }
         self.read_prompts(&mut events);
-        self.machine.backend.end_step();
         events
     }
 
@@ -301,71 +311,83 @@ impl Engine {
             self.abort(paused);
         }
         self.sequence(slot).canceller.renew();
-        self.machine.backend.begin_step();
-        let read = self.read_all(slot, tokens, wants, sink);
-        self.machine.backend.end_step();
-        read
-    }
-
-    fn read_all(
-        &mut self,
-        slot: usize,
-        tokens: &[u32],
-        wants: Wants,
-        sink: &mut LogitSink<'_>,
-    ) -> Result<(), EngineError> {
         for first in (0..tokens.len()).step_by(self.spec.window) {
             let part = &tokens[first..tokens.len().min(first + self.spec.window)];
-            let mut flight = self.take_off(&[(slot, part)], self.buffers.prompt)?;
-            let rest = &tokens[first + part.len()..];
-            self.lookup.ahead(&self.model, part, &rest[..rest.len().min(self.spec.window)]);
-            while flight.advance(&self.graph, &mut self.machine)? {
-                if self.sequence(slot).canceller.is_cancelled() {
-                    return Err(EngineError::Cancelled);
-                }
-            }
-            let rows: Vec<u32> = match wants {
-                Wants::All => (0..part.len() as u32).collect(),
-                Wants::Last if first + part.len() == tokens.len() => vec![part.len() as u32 - 1],
-                _ => Vec::new(),
-            };
-            let model = Arc::clone(&self.model);
-            let start = flight.window.spans[0].start;
-            let mut give = |row: u32, logits: &[f32]| {
-                check_logits(&model, start + row as usize, logits)?;
-                sink(first + row as usize, logits);
-                Ok(())
-            };
-            self.logits_of(&flight, &rows, &mut give)?;
-            if wants == Wants::Draft {
-                let next = &tokens[first + 1..tokens.len().min(first + part.len() + 1)];
-                self.draft(&flight, next, &mut give)?;
-            }
-            self.land(flight)?;
+            let flight = self.take_off(&[(slot, part)], Lane::Prompt)?;
+            let next = &tokens[first..tokens.len().min(first + part.len() + self.spec.window)];
+            self.lookup.ahead(&self.model, held(&self.sequences, slot), next, part.len());
+            self.in_step(|engine| engine.read_window(flight, tokens, first, wants, sink))?;
         }
         Ok(())
     }
 
+    /// Takes a window of one sequence, which begins with `tokens[first]`, through the layers, and hands over its logits.
+    fn read_window(
+        &mut self,
+        mut flight: Flight,
+        tokens: &[u32],
+        first: usize,
+        wants: Wants,
+        sink: &mut LogitSink<'_>,
+    ) -> Result<(), EngineError> {
+        while flight.advance_in_pace(&self.graph, &self.lookup, &mut self.machine)? {
+            if self.sequence(flight.slots[0]).canceller.is_cancelled() {
+                return Err(EngineError::Cancelled);
+            }
+        }
+        let end = first + flight.window.rows();
+        let rows: Vec<u32> = match wants {
+            Wants::All => (0..(end - first) as u32).collect(),
+            Wants::Last if end == tokens.len() => vec![(end - first) as u32 - 1],
+            _ => Vec::new(),
+        };
+        let model = Arc::clone(&self.model);
+        let start = flight.window.spans[0].start;
+        let mut give = |row: u32, logits: &[f32]| {
+            check_logits(&model, start + row as usize, logits)?;
+            sink(first + row as usize, logits);
+            Ok(())
+        };
+        self.logits_of(&flight, &rows, &mut give)?;
+        if wants == Wants::Draft {
+            self.draft(&flight, &tokens[first + 1..tokens.len().min(end + 1)], &mut give)?;
+        }
+        self.land(flight)
+    }
+
     // ---- windows
 
+    /// Does work whose ops follow each other closely. What a window must read from the disk was read when it took off.
+    fn in_step<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        self.machine.backend.begin_step();
+        let done = work(self);
+        self.machine.backend.end_step();
+        done
+    }
+
     /// Prepares a window of the given sequences' next tokens.
-    fn take_off(&mut self, parts: &[(usize, &[u32])], x: Buffer) -> Result<Flight, EngineError> {
+    fn take_off(&mut self, parts: &[(usize, &[u32])], lane: Lane) -> Result<Flight, EngineError> {
         self.store.check()?;
         let mut window = Window::default();
         for &(slot, tokens) in parts {
             window.push(SeqSlot(slot as u32), self.sequence(slot).tokens.len(), tokens);
         }
-        let sequences = &self.sequences;
-        let before = |slot: usize| sequences[slot].as_ref().map_or(&[][..], |s| s.tokens.as_slice());
-        let histories = parts.iter().map(|&(slot, tokens)| (before(slot), tokens));
-        let table_rows = self.lookup.rows(&self.model, histories)?;
+        let histories = parts.iter().map(|&(slot, tokens)| (held(&self.sequences, slot), tokens));
+        self.lookup.read(&self.model, lane, histories)?;
         let slots = parts.iter().map(|&(slot, _)| slot).collect();
-        Ok(Flight::new(window, slots, table_rows, x, self.buffers.work))
+        let x = match lane {
+            Lane::Prompt => self.buffers.prompt,
+            Lane::Decode => self.buffers.decode,
+        };
+        Ok(Flight::new(window, slots, lane, x, self.buffers.work))
     }
 
-    /// Commits a window whose last layer is done.
+    /// Commits a window whose last layer is submitted, once all of it is done: what a device fails to compute is never a
+    /// sequence's own.
     fn land(&mut self, flight: Flight) -> Result<(), EngineError> {
-        if let Err(error) = self.machine.backend.commit(&flight.window.spans) {
+        let backend = &mut self.machine.backend;
+        let last = backend.fence();
+        if let Err(error) = backend.wait(last).and_then(|()| backend.commit(&flight.window.spans)) {
             self.abort(flight);
             return Err(error.into());
         }
@@ -392,7 +414,7 @@ impl Engine {
         sink: &mut RowSink<'_>,
     ) -> Result<(), EngineError> {
         for rows in rows.chunks(self.buffers.logit_rows) {
-            self.graph.head(rows, flight.run(), &mut |op| self.machine.submit(op))?;
+            self.graph.head(rows, flight.run(&self.lookup), &mut |op| self.machine.submit(op))?;
             self.hand_over(rows, sink)?;
         }
         Ok(())
@@ -414,12 +436,12 @@ impl Engine {
         if next.is_empty() {
             return Ok(());
         }
-        let trunk = flight.run();
         let mut window = Window::default();
-        let span = &trunk.window.spans[0];
-        window.push(span.slot, span.start, &trunk.window.tokens[..next.len()]);
-        let run = crate::graph::Run { window: &window, x, ..trunk };
-        draft.layer(trunk.x, next, run, &mut |op| self.machine.submit(op))?;
+        let span = &flight.window.spans[0];
+        window.push(span.slot, span.start, &flight.window.tokens[..next.len()]);
+        // The block has no n-grams of its own.
+        let run = Run { window: &window, x, table_rows: &[], work: self.buffers.work };
+        draft.layer(flight.x, next, run, &mut |op| self.machine.submit(op))?;
         let rows: Vec<u32> = (0..next.len() as u32).collect();
         for rows in rows.chunks(self.buffers.logit_rows) {
             let Some(draft) = &self.graph.draft else { break };
@@ -436,9 +458,11 @@ impl Engine {
             .filter_map(|&slot| self.sequence(slot).task.as_ref()?.next.map(|token| (slot, [token])))
             .collect();
         let parts: Vec<(usize, &[u32])> = tokens.iter().map(|(slot, token)| (*slot, &token[..])).collect();
-        let done = self.take_off(&parts, self.buffers.decode).and_then(|mut flight| {
-            while flight.advance(&self.graph, &mut self.machine)? {}
-            self.finish(flight, events)
+        let done = self.take_off(&parts, Lane::Decode).and_then(|mut flight| {
+            self.in_step(|engine| {
+                while flight.advance(&engine.graph, &engine.lookup, &mut engine.machine)? {}
+                engine.finish(flight, events)
+            })
         });
         if let Err(error) = done {
             self.fail(slots, &error, events);
@@ -452,20 +476,24 @@ impl Engine {
             Some(flight) => Ok(Some(flight)),
             None => self.next_prompt_window(),
         };
-        let mut flight = match flight {
-            Ok(None) => return,
-            Ok(Some(flight)) => flight,
+        match flight {
+            Ok(None) => {}
+            Ok(Some(flight)) => self.in_step(|engine| engine.read_on(flight, started, events)),
             Err(error) => {
                 let slots = self.slots_where(|task| task.next.is_none());
-                return self.fail(&slots, &error, events);
+                self.fail(&slots, &error, events);
             }
-        };
+        }
+    }
+
+    /// Takes a prompt window through the layers, at most until its time since `started` is up.
+    fn read_on(&mut self, mut flight: Flight, started: Instant, events: &mut Vec<Event>) {
         loop {
             if flight.slots.iter().any(|&slot| self.sequence(slot).canceller.is_cancelled()) {
                 self.abort(flight);
                 return self.drop_cancelled(events);
             }
-            match flight.advance(&self.graph, &mut self.machine) {
+            match flight.advance_in_pace(&self.graph, &self.lookup, &mut self.machine) {
                 Ok(true) => {
                     let waiting = self
                         .sequences
@@ -507,14 +535,15 @@ impl Engine {
             return Ok(None);
         }
         let borrowed: Vec<(usize, &[u32])> = parts.iter().map(|(slot, part)| (*slot, &part[..])).collect();
-        let mut flight = self.take_off(&borrowed, self.buffers.prompt)?;
+        let mut flight = self.take_off(&borrowed, Lane::Prompt)?;
         for at in 0..flight.slots.len() {
             self.cut(&mut flight, at);
         }
         for (slot, part) in &parts {
-            let Some(Sequence { task: Some(task), .. }) = &self.sequences[*slot] else { continue };
-            let rest = &task.prompt[task.read + part.len()..];
-            self.lookup.ahead(&self.model, part, &rest[..rest.len().min(self.spec.window)]);
+            let Some(Sequence { task: Some(task), tokens, .. }) = &self.sequences[*slot] else { continue };
+            let next = &task.prompt[task.read..];
+            let next = &next[..next.len().min(part.len() + self.spec.window)];
+            self.lookup.ahead(&self.model, tokens, next, part.len());
         }
         Ok(Some(flight))
     }
@@ -568,16 +597,16 @@ impl Engine {
                 events.push(Event::Read { seq, read: task.read, of: task.prompt.len() });
             }
         }
-        let logits = std::mem::take(&mut self.logits);
+        let (logits, mut scratch) = (std::mem::take(&mut self.logits), std::mem::take(&mut self.scratch));
         for ((_, slot), logits) in ends.into_iter().zip(logits.chunks_exact(self.spec.shape.vocab)) {
-            self.choose(slot, logits, events);
+            self.choose(slot, logits, &mut scratch, events);
         }
-        self.logits = logits;
+        (self.logits, self.scratch) = (logits, scratch);
         Ok(())
     }
 
     /// Chooses a sequence's next token and tells it, or ends the answer.
-    fn choose(&mut self, slot: usize, logits: &[f32], events: &mut Vec<Event>) {
+    fn choose(&mut self, slot: usize, logits: &[f32], scratch: &mut Scratch, events: &mut Vec<Event>) {
         let (seq, context, model) = (self.id(slot), self.spec.context, Arc::clone(&self.model));
         let sequence = self.sequence_mut(slot);
         let position = sequence.tokens.len();
@@ -585,11 +614,12 @@ impl Engine {
         if task.left == 0 {
             return self.end(slot, Reason::Length, events);
         }
-        if let Err(error) = check_logits(&model, position, logits) {
+        // They are those of the sequence's last token.
+        if let Err(error) = check_logits(&model, position - 1, logits) {
             return self.end(slot, Reason::Failed(error.to_string()), events);
         }
         let mask = task.constraint.as_mut().map(|c| c.mask());
-        let choice = match task.sampler.choose(logits, position, mask) {
+        let choice = match task.sampler.choose(logits, position, mask, scratch) {
             Ok(choice) => choice,
             Err(error) => return self.end(slot, Reason::Failed(error.to_string()), events),
         };

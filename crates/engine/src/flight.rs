@@ -2,10 +2,11 @@
 //!
 //! Dropping one before its commit changes no sequence: its pending state is overwritten by the next window.
 
-use strata_backend::{Backend, BackendError, Buffer, Checkpoint, Op, Window};
+use strata_backend::{Backend, BackendError, Buffer, Checkpoint, Fence, Op, Window};
 
 use crate::error::EngineError;
 use crate::graph::{Graph, Run, Work};
+use crate::lookup::Lookup;
 
 /// Sees every op after it was submitted: for traces in tests and tools.
 pub type Probe = Box<dyn FnMut(&Op<'_>, &mut dyn Backend) + Send>;
@@ -34,30 +35,44 @@ pub(crate) struct Passing {
     pub checkpoint: Checkpoint,
 }
 
+/// Windows that may be in flight at once: a decode window passes a prompt window that pauses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    Prompt,
+    Decode,
+}
+
 /// A window in flight.
 pub(crate) struct Flight {
     pub window: Window,
     /// Which sequences the spans belong to, as engine slots, in span order.
     pub slots: Vec<usize>,
     pub passing: Vec<Passing>,
-    table_rows: Vec<Vec<u8>>,
-    x: Buffer,
+    lane: Lane,
+    pub x: Buffer,
     work: Work,
     next_layer: usize,
+    /// The point after the layer submitted last.
+    behind: Option<Fence>,
 }
 
 impl Flight {
-    pub fn new(window: Window, slots: Vec<usize>, table_rows: Vec<Vec<u8>>, x: Buffer, work: Work) -> Self {
-        Flight { window, slots, passing: Vec::new(), table_rows, x, work, next_layer: 0 }
+    pub fn new(window: Window, slots: Vec<usize>, lane: Lane, x: Buffer, work: Work) -> Self {
+        Flight { window, slots, passing: Vec::new(), lane, x, work, next_layer: 0, behind: None }
     }
 
-    pub fn run(&self) -> Run<'_> {
-        Run { window: &self.window, x: self.x, table_rows: &self.table_rows, work: self.work }
+    pub fn run<'a>(&'a self, lookup: &'a Lookup) -> Run<'a> {
+        Run { window: &self.window, x: self.x, table_rows: lookup.rows(self.lane), work: self.work }
     }
 
-    /// Computes the next layer. False once all are done.
-    pub fn advance(&mut self, graph: &Graph, machine: &mut Machine) -> Result<bool, EngineError> {
-        let run = Run { window: &self.window, x: self.x, table_rows: &self.table_rows, work: self.work };
+    /// Submits the next layer. False once all are.
+    pub fn advance(
+        &mut self,
+        graph: &Graph,
+        lookup: &Lookup,
+        machine: &mut Machine,
+    ) -> Result<bool, EngineError> {
+        let run = self.run(lookup);
         let mut submit = |op: &Op<'_>| machine.submit(op);
         if self.next_layer == 0 {
             graph.embed(run, &mut submit)?;
@@ -66,5 +81,20 @@ impl Flight {
         layer.forward(run, &mut submit)?;
         self.next_layer += 1;
         Ok(self.next_layer < graph.layers.len())
+    }
+
+    /// As [`Flight::advance`]; then sleeps until the layer before the submitted one is done. Whoever pauses or gives up between
+    /// layers must not find all of them submitted already, and the backend has one to go on with.
+    pub fn advance_in_pace(
+        &mut self,
+        graph: &Graph,
+        lookup: &Lookup,
+        machine: &mut Machine,
+    ) -> Result<bool, EngineError> {
+        let more = self.advance(graph, lookup, machine)?;
+        if let Some(before) = self.behind.replace(machine.backend.fence()) {
+            machine.backend.wait(before)?;
+        }
+        Ok(more)
     }
 }

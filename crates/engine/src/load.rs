@@ -20,7 +20,8 @@ use crate::error::EngineError;
 use crate::flight::Machine;
 use crate::graph::Work;
 use crate::lookup::Lookup;
-use crate::lower::{ExpertTensors, Lowered, lower};
+use crate::lower::{ExpertTensors, Lowered, layer_bytes, lower};
+use crate::sampling::Scratch;
 
 /// The context when none is asked for and the model allows more.
 const DEFAULT_CONTEXT: usize = 16_384;
@@ -72,7 +73,9 @@ impl Engine {
         Ok(Planned { plan, spec })
     }
 
-    /// Loads a model: plans, refuses what doesn't fit, allocates what the plan says, and nothing later.
+    /// Loads a model: plans, refuses what doesn't fit, and allocates at once what the plan says. Later only lists come and go:
+    /// of tokens, of what a request asks for and what is told of it, of a sequence saved; and, as planned, which tokens a
+    /// sequence has seen, and the numbers of table rows on their way to the thread that reads ahead.
     pub fn load<B: Build>(
         model: Arc<Model>,
         config: &EngineConfig,
@@ -91,9 +94,10 @@ impl Engine {
         let store = Arc::new(store(&model, &lowered, &slots, &mut arena, progress)?);
         let backend = builder.build(spec.clone(), described, arena, lowered.weights, Arc::clone(&store))?;
         let logits = vec![0.0; buffers.logit_rows * spec.shape.vocab];
+        let scratch = Scratch::new(spec.shape.vocab);
         Ok(Engine {
             graph: lowered.graph,
-            lookup: Lookup::new(&model, spawn)?,
+            lookup: Lookup::new(&model, &spec, spawn)?,
             sequences: (0..spec.sequences).map(|_| None).collect(),
             epochs: 0,
             free: (0..spec.checkpoints as u32).map(Checkpoint).collect(),
@@ -107,6 +111,7 @@ impl Engine {
             buffers,
             store,
             logits,
+            scratch,
         })
     }
 }
@@ -135,22 +140,22 @@ fn prepare<B: Build>(
         let mut plan = Plan::new();
         let slots = place_weights(&mut plan, model, &lowered, config.experts);
         place_buffers(&mut plan, model, &spec, buffers.logit_rows);
-        let described = builder.describe(&spec, &lowered.weights, &homes, &mut plan);
-        (plan, spec, buffers, slots, described)
+        let described = builder.describe(&spec, &lowered.weights, &homes, &mut plan)?;
+        Ok::<_, EngineError>((plan, spec, buffers, slots, described))
     };
     let window = match config.window {
         Some(window) => window.min(context),
         None => {
             // Wide models pay by the row: at most a sixteenth of the memory that it is in goes into windows.
             let room = builder.device_limits().as_ref().unwrap_or(limits).available / 16;
-            let used = |window| {
-                let plan = describe(window).0;
-                plan.by_category(Category::Window) + plan.by_category(Category::Scratch)
+            let used = |plan: &Plan| {
+                plan.by_category(Category::Window).saturating_add(plan.by_category(Category::Scratch))
             };
-            largest(1, builder.window().min(context), |window| used(window) <= room).unwrap_or(1)
+            let fits = |window| describe(window).is_ok_and(|(plan, ..)| used(&plan) <= room);
+            largest(1, builder.window().min(context), fits).unwrap_or(1)
         }
     };
-    let (plan, spec, buffers, slots, described) = describe(window);
+    let (plan, spec, buffers, slots, described) = describe(window)?;
     Ok(Prepared { lowered, plan, spec, buffers, slots, described })
 }
 
@@ -199,8 +204,7 @@ fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, experts: Exp
         let (name, count) = ((usize::from(*layer), "routed experts"), usize::from(source.experts()));
         match experts {
             ExpertHome::Mapped => {
-                let bytes = (source.expert_bytes() * count) as u64;
-                plan.item(Category::Experts, name, Place::Mapped, bytes);
+                plan.item(Category::Experts, name, Place::Mapped, layer_bytes(source));
             }
             ExpertHome::Heap => {
                 let bytes = source.expert_bytes().next_multiple_of(ALIGNMENT) * count;
@@ -220,15 +224,10 @@ fn place_buffers(plan: &mut Plan, model: &Model, spec: &Spec, logit_rows: usize)
     let (vocab, sequences) = (spec.shape.vocab, spec.sequences);
     let logits = logit_rows * vocab * size_of::<f32>();
     plan.item(Category::Window, "logits on the host", Place::Heap, logits as u64);
-    // Per sequence the adjusted logits, their order, and which tokens it has seen how often (a tree's nodes may be half empty).
-    let sampler = vocab * 2 * size_of::<f32>() + 24 * vocab.min(spec.context);
-    plan.item(Category::Window, "samplers", Place::Heap, (sequences * sampler) as u64);
-    if let (Some(table), Some(ple)) = (&model.trunk.ngram_table, &model.hyper.ple) {
-        // A prompt window may pause while the others decode: the table's rows as stored, and their numbers.
-        let each = ple.heads * (ple.hashes.len() * table.row_bytes() + size_of::<u64>());
-        let bytes = (spec.window + sequences) * each;
-        plan.item(Category::Window, "n-gram rows on the host", Place::Heap, bytes as u64);
-    }
+    // Per sequence which tokens it has seen how often (a tree's nodes may be half empty).
+    let seen = 24 * vocab.min(spec.context);
+    plan.item(Category::Window, "samplers", Place::Heap, (Scratch::bytes(vocab) + sequences * seen) as u64);
+    Lookup::describe(model, spec, plan);
 }
 
 /// The expert store, with experts copied to the heap tier's slots if there are any: by positioned reads, so that no page

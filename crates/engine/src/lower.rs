@@ -33,9 +33,13 @@ pub(crate) struct Lowered {
 impl Lowered {
     /// All routed experts' bytes.
     pub fn expert_bytes(&self) -> u64 {
-        let layer = |source: &LayerSource| source.expert_bytes() as u64 * u64::from(source.experts());
-        self.experts.iter().map(|(_, source, _)| layer(source)).sum()
+        self.experts.iter().map(|(_, source, _)| layer_bytes(source)).sum()
     }
+}
+
+/// The bytes of a layer's routed experts.
+pub(crate) fn layer_bytes(source: &LayerSource) -> u64 {
+    source.expert_bytes() as u64 * u64::from(source.experts())
 }
 
 /// Which of the file's tensors hold a layer's experts.

@@ -19,27 +19,13 @@ pub struct Limits {
     pub source: String,
 }
 
-/// Puts experts where they don't have to fit.
-const EXPERTS_ELSEWHERE: &str = "--experts mapped";
-
-/// The flag that makes a category smaller in a place, where there is one.
-fn flag(category: Category, place: Place) -> Option<&'static str> {
-    match category {
-        Category::Experts if place == Place::Device => None,
-        Category::Cache => Some("--context"),
-        Category::Window | Category::Scratch => Some("--window"),
-        Category::Experts => Some(EXPERTS_ELSEWHERE),
-        Category::Weights | Category::Table | Category::Recurrent => None,
-    }
-}
-
 impl Plan {
     /// Whether the anonymous memory of the plan fits what the machine has.
     ///
     /// Mapped pages don't have to fit: the system drops and reads them again. [`Plan::crowded_out`] says how many.
     ///
     /// # Errors
-    /// One sentence with what is needed, what is there, the biggest items and what to turn down.
+    /// One sentence with what is needed, what is there and the biggest items.
     pub fn check(&self, limits: &Limits) -> Result<(), PlanError> {
         self.check_in(Place::Heap, limits)
     }
@@ -53,19 +39,15 @@ impl Plan {
         let mut biggest = self.lines();
         biggest.retain(|line| line.place == place);
         biggest.sort_by_key(|line| std::cmp::Reverse(line.bytes));
-        // By what a flag is good for in all.
-        let mut worth: Vec<(&'static str, u64)> = Vec::new();
-        for (flag, bytes) in biggest.iter().filter_map(|line| Some((flag(line.category, place)?, line.bytes)))
-        {
-            match worth.iter_mut().find(|(known, _)| *known == flag) {
-                Some((_, sum)) => *sum = sum.saturating_add(bytes),
-                None => worth.push((flag, bytes)),
+        let mut categories: Vec<(Category, u64)> = Vec::new();
+        for line in &biggest {
+            match categories.iter_mut().find(|(known, _)| *known == line.category) {
+                Some((_, sum)) => *sum = sum.saturating_add(line.bytes),
+                None => categories.push((line.category, line.bytes)),
             }
         }
-        worth.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
-        let flags = worth.into_iter().map(|(flag, _)| flag).collect();
         biggest.truncate(3);
-        Err(PlanError { needed, limits: limits.clone(), biggest, flags })
+        Err(PlanError { place, needed, limits: limits.clone(), biggest, categories })
     }
 
     /// Bytes of mapped pages that can't stay in memory beside the plan's anonymous memory, and will be read again
@@ -79,14 +61,16 @@ impl Plan {
 /// A plan that needs more than there is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct PlanError {
+    /// Where it does not fit.
+    pub place: Place,
     /// What the plan has there, bytes; `u64::MAX` where the sum is larger.
     pub needed: u64,
     /// What there is.
     pub limits: Limits,
     /// What takes up most of it, largest first.
     pub biggest: Vec<Line>,
-    /// Flags that would make it smaller, the most promising first.
-    pub flags: Vec<&'static str>,
+    /// What each category takes up there, bytes: whoever knows how to make it smaller can say so.
+    pub categories: Vec<(Category, u64)>,
 }
 
 impl fmt::Display for PlanError {
@@ -103,16 +87,7 @@ impl fmt::Display for PlanError {
             let lead = if index == 0 { "; the largest parts are " } else { ", " };
             write!(f, "{lead}{} ({}) with {}", line.name, line.category.name(), Bytes(line.bytes))?;
         }
-        // What to lower stands together, behind or before what to give.
-        let lower: Vec<&str> = self.flags.iter().copied().filter(|&flag| flag != EXPERTS_ELSEWHERE).collect();
-        let lower = (!lower.is_empty()).then(|| format!("lower {}", lower.join(" or ")));
-        let give = self.flags.contains(&EXPERTS_ELSEWHERE).then(|| format!("give {EXPERTS_ELSEWHERE}"));
-        let mut advice = [lower, give];
-        if self.flags.first() == Some(&EXPERTS_ELSEWHERE) {
-            advice.reverse();
-        }
-        let advice: Vec<String> = advice.into_iter().flatten().collect();
-        if advice.is_empty() { Ok(()) } else { write!(f, "; {}", advice.join(", or ")) }
+        Ok(())
     }
 }
 

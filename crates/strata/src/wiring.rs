@@ -14,7 +14,7 @@ use strata_cuda::driver::Device as Gpu;
 use strata_cuda::{Cuda, Room};
 use strata_engine::{Engine, EngineConfig, EngineError, ExpertHome, Planned, SpawnIo};
 use strata_model::Model;
-use strata_plan::{Limits, Place};
+use strata_plan::{Category, Limits, Place, PlanError};
 use strata_topology::{Assignment, Role, Topology, refusal, spawn};
 
 use crate::config::{Config, Device};
@@ -99,6 +99,7 @@ impl Machine {
         model: &Arc<Model>,
         engine: &EngineConfig,
         config: &Config,
+        asked: &Asked,
     ) -> Result<Builder, Failure> {
         let number = match config.device {
             Device::Cpu => return Ok(Builder::Cpu(self.cpu(config))),
@@ -121,7 +122,7 @@ impl Machine {
         let why = match open() {
             Ok(cuda) => {
                 let planned = Engine::plan(model, engine, &self.limits, &cuda);
-                let planned = planned.map_err(|error| refused(error, engine, config))?;
+                let planned = planned.map_err(|error| asked.refused(error))?;
                 let limits = cuda.device_limits().expect("a GPU has memory of its own");
                 match planned.plan.check_in(Place::Device, &limits) {
                     Ok(()) => return Ok(Builder::Cuda(Box::new(cuda))),
@@ -143,16 +144,23 @@ impl Machine {
     }
 
     /// Plans a model without allocating anything.
-    pub fn plan(&self, model: &Arc<Model>, config: &Config) -> Result<Planned, Failure> {
-        let planned = match self.builder(model, &config.engine, config)? {
+    pub fn plan(&self, model: &Arc<Model>, config: &Config, asked: &Asked) -> Result<Planned, Failure> {
+        let planned = match self.builder(model, &config.engine, config, asked)? {
             Builder::Cpu(cpu) => Engine::plan(model, &config.engine, &self.limits, &cpu),
             Builder::Cuda(cuda) => Engine::plan(model, &config.engine, &self.limits, &*cuda),
         };
-        planned.map_err(|error| refused(error, &config.engine, config))
+        planned.map_err(|error| asked.refused(error))
     }
 
-    /// Loads a model, with a progress bar over what has to be copied. `engine` may differ from the configuration's own.
-    pub fn load(&self, model: Arc<Model>, engine: &EngineConfig, config: &Config) -> Result<Engine, Failure> {
+    /// Loads a model, with a progress bar over what has to be copied. `engine` may differ from the configuration's own, and
+    /// has the context that was `asked` for.
+    pub fn load(
+        &self,
+        model: Arc<Model>,
+        engine: &EngineConfig,
+        config: &Config,
+        asked: &Asked,
+    ) -> Result<Engine, Failure> {
         let mut bar = None;
         let mut observe = |loaded: strata_engine::Progress| {
             let bar = bar.get_or_insert_with(|| progress::bytes(config.quiet, loaded.of, "loading"));
@@ -160,7 +168,7 @@ impl Machine {
             if interrupt::raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let (limits, io) = (&self.limits, self.spawn_io());
-        let loaded = match self.builder(&model, engine, config)? {
+        let loaded = match self.builder(&model, engine, config, asked)? {
             Builder::Cpu(cpu) => Engine::load(model, engine, limits, cpu, io, &mut observe),
             Builder::Cuda(cuda) => Engine::load(model, engine, limits, *cuda, io, &mut observe),
         };
@@ -170,28 +178,68 @@ impl Machine {
         if interrupt::raised() {
             return Err(Failure::Interrupted);
         }
-        loaded.map_err(|error| refused(error, engine, config))
+        loaded.map_err(|error| asked.refused(error))
     }
 
     /// Why work failed: if a model's file has changed meanwhile, then that is why, whatever it led to.
     fn reason(&self, failure: Failure) -> Failure {
         let Failure::Failed(_) = failure else { return failure };
         let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
-        match models.iter().try_for_each(|model| model.gguf.unchanged()) {
-            Err(changed @ strata_gguf::Error::Changed { .. }) => changed.into(),
+        match models.iter().try_for_each(|model| model.gguf.unchanged()).map_err(Failure::from) {
+            Err(changed @ Failure::Changed(_)) => changed,
             _ => failure,
         }
     }
 }
 
-/// Why a model is not planned or loaded: a context that it doesn't allow was asked for by the configuration or a command's own flag.
-fn refused(error: EngineError, engine: &EngineConfig, config: &Config) -> Failure {
-    match error {
-        EngineError::Context { .. } if engine.context == config.engine.context => {
-            Failure::usage(format!("{}: {error}", config.name("context")))
+/// How a command came to the context of its sequences.
+pub struct Asked {
+    /// The flag or setting that asks for it; none where it is as long as what there is to read.
+    pub with: Option<String>,
+    /// What makes it shorter, as advice.
+    pub less: &'static str,
+}
+
+impl Asked {
+    /// Asked with the setting itself.
+    pub fn setting(config: &Config) -> Asked {
+        Asked { with: Some(config.name("context")), less: "lower --context" }
+    }
+
+    /// Asked with flags of the command's own.
+    pub fn with(flags: &str, less: &'static str) -> Asked {
+        Asked { with: Some(flags.to_owned()), less }
+    }
+
+    /// Why a model is not planned or loaded: whose mistake it is, and what to do about it.
+    fn refused(&self, error: EngineError) -> Failure {
+        match (error, &self.with) {
+            (error @ EngineError::Context { .. }, Some(with)) => Failure::usage(format!("{with}: {error}")),
+            (EngineError::Plan(error), _) => self.too_large(&error),
+            (error, _) => error.into(),
         }
-        EngineError::Context { .. } => Failure::usage(error.to_string()),
-        error => error.into(),
+    }
+
+    /// That a plan doesn't fit, and which flags would make it smaller, the most promising first.
+    pub fn too_large(&self, error: &PlanError) -> Failure {
+        let mut worth: Vec<(&str, u64)> = Vec::new();
+        for &(category, bytes) in &error.categories {
+            let advice = match category {
+                Category::Cache => self.less,
+                Category::Window | Category::Scratch => "lower --window",
+                Category::Experts if error.place == Place::Device => "give --device cpu",
+                Category::Experts => "give --experts mapped",
+                Category::Weights | Category::Table | Category::Recurrent => continue,
+            };
+            match worth.iter_mut().find(|(known, _)| *known == advice) {
+                Some((_, sum)) => *sum = sum.saturating_add(bytes),
+                None => worth.push((advice, bytes)),
+            }
+        }
+        worth.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+        let advice: Vec<&str> = worth.into_iter().map(|(advice, _)| advice).collect();
+        let lead = if advice.is_empty() { "" } else { "; " };
+        Failure::failed(format!("{error}{lead}{}", advice.join(", or ")))
     }
 }
 
@@ -217,4 +265,37 @@ pub fn on_driver<T: Send + 'static>(
     })
     .map_err(|error| Failure::failed(format!("the system refuses a thread: {error}")))?;
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_plan::Plan;
+
+    use super::*;
+
+    fn sentence(plan: &Plan, asked: &Asked) -> String {
+        let limits = Limits { available: 100, total: 200, source: "the test".into() };
+        asked.too_large(&plan.check(&limits).unwrap_err()).to_string()
+    }
+
+    /// Oracle: the flags that each command has, by what they are worth in all.
+    #[test]
+    fn a_plan_that_does_not_fit_says_what_to_do() {
+        let mut plan = Plan::new();
+        plan.item(Category::Cache, "keys", Place::Heap, 300);
+        plan.item(Category::Window, "residual", Place::Heap, 200);
+        plan.item(Category::Recurrent, "states", Place::Heap, 900);
+        let context = Asked::with("--context", "lower --context");
+        let said = sentence(&plan, &context);
+        assert!(said.ends_with("; lower --context, or lower --window"), "{said}");
+        plan.item(Category::Scratch, "workers", Place::Heap, 200);
+        plan.item(Category::Experts, "routed experts", Place::Heap, 350);
+        plan.item(Category::Experts, "more of them", Place::Mapped, 900);
+        let said = sentence(&plan, &Asked { with: None, less: "give fewer --ids" });
+        assert!(said.ends_with("; lower --window, or give --experts mapped, or give fewer --ids"), "{said}");
+        let mut states = Plan::new();
+        states.item(Category::Recurrent, "states", Place::Heap, 900);
+        let said = sentence(&states, &context);
+        assert!(said.contains("states (recurrent)") && !said.contains("lower"), "{said}");
+    }
 }

@@ -345,7 +345,7 @@ impl Rig {
             cpu = cpu.with_grain(grain);
         }
         let mut plan = Plan::new();
-        let described = cpu.describe(&spec, &m.list, &[], &mut plan);
+        let described = cpu.describe(&spec, &m.list, &[], &mut plan).unwrap();
         let arena = Arena::new(&plan).unwrap();
         let mut parts = Some((cpu, spec.clone(), described, arena, m.list, Arc::new(store)));
         let backend = around(&plan, &mut || {

@@ -81,12 +81,13 @@ fn forks_checkpoints_and_bytes_carry_a_sequence() {
     for recipe in recipes() {
         let mut rig = Rig::new(recipe);
         let tokens = rig.tokens(50, 1);
-        rig.step(&window(0, 0, &tokens[..31]));
+        let mut first = window(0, 0, &tokens[..31]);
+        first.spans[0].cuts = vec![Cut { after: 31, to: Checkpoint(0) }];
+        rig.step(&first);
         // Another sequence's parity differs.
         rig.step(&window(1, 0, &tokens[..9]));
         rig.step(&window(1, 9, &tokens[9..19]));
         rig.backend.fork(SeqSlot(0), SeqSlot(1), 31).unwrap();
-        rig.backend.checkpoint(SeqSlot(0), Checkpoint(0)).unwrap();
         let bytes = exported(&mut rig, 0, 31);
         assert!(exported(&mut rig, 1, 31) == bytes);
         let size: usize = rig.spec.layers.iter().map(|layer| rig.spec.state_bytes(layer, 31)).sum();
@@ -130,7 +131,7 @@ fn what_does_not_fit_is_refused() {
     refused(rig.backend.import(SeqSlot(0), 4, &bytes), "does not fit");
     refused(rig.backend.import(SeqSlot(0), 97, &bytes), "context of 96");
     refused(rig.backend.clear(SeqSlot(3)), "slot 3 of 3");
-    refused(rig.backend.checkpoint(SeqSlot(0), Checkpoint(2)), "checkpoint 2 of 2");
+    refused(rig.backend.restore(Checkpoint(2), SeqSlot(0)), "checkpoint 2 of 2");
     let (table, gdn) = (rig.table, rig.gdn);
     refused(rig.backend.submit(&Op::Embed { table, tokens: &[77], x: X }), "token 77 of a vocabulary of 77");
     refused(rig.backend.submit(&Op::Embed { table, tokens: &[1; 97], x: X }), "97 rows of 120 are needed");

@@ -96,8 +96,13 @@ impl Gdn {
     }
 }
 
-/// The widest key head that there is a kernel for.
-pub(crate) const MOST_KEY_DIM: usize = 256;
+/// Whether there is a kernel for these heads.
+pub(crate) fn check(g: &GdnShape) -> Result<(), BackendError> {
+    if g.key_dim <= 256 {
+        return Ok(());
+    }
+    Err(failed(format!("GDN keys of {} values; at most 256 can be run", g.key_dim)))
+}
 
 /// What the op needs while it runs.
 pub(crate) struct Room {
@@ -176,10 +181,11 @@ impl CudaBackend {
         }
         let conv =
             Conv { rows: room.qkv, taps, history: columns, channels, kernel: g.conv_kernel, dilation: 1 };
-        let (_, delta) =
-            kernels.delta.iter().find(|(parts, _)| parts * 32 >= g.key_dim).ok_or_else(|| {
-                failed(format!("GDN keys of {} values; at most {MOST_KEY_DIM} can be run", g.key_dim))
-            })?;
+        let (_, delta) = kernels
+            .delta
+            .iter()
+            .find(|(parts, _)| parts * 32 >= g.key_dim)
+            .expect("checked when the backend was described");
         for round in &window.rounds {
             let p = conv.params(state, round, room.conv.address());
             // SAFETY: rows and output are `[rows][channels]`, and the portions lie in them.

@@ -17,6 +17,7 @@ mod route;
 
 use strata_backend::Spec;
 
+pub(crate) use gdn::check as check_gdn;
 pub use products::{Columns, Products};
 pub(crate) use qsa::check as check_attention;
 pub(crate) use route::Routing;

@@ -284,7 +284,7 @@ impl CudaBackend {
                 .attend
                 .iter()
                 .find(|(most, dim, _)| group <= *most && q.head_dim <= *dim)
-                .expect("checked when the backend was built");
+                .expect("checked when the backend was described");
             let chunks = chunks(&self.spec, &q, block);
             // Recorded work has to do for every position.
             let longest = spans.iter().map(|span| span.start + span.rows).max().unwrap_or(0);

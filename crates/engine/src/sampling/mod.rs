@@ -9,7 +9,7 @@ mod philox;
 mod sampler;
 
 pub use philox::uniform;
-pub use sampler::{Choice, SampleError, Sampler, TokenMask};
+pub use sampler::{Choice, SampleError, Sampler, Scratch, TokenMask};
 
 /// How the next token is chosen.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]

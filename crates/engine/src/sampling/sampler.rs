@@ -48,13 +48,30 @@ struct Occurrences {
     answered: u32,
 }
 
+/// Memory to choose in, for all samplers that choose one after the other.
+#[derive(Debug, Clone, Default)]
+pub struct Scratch {
+    adjusted: Vec<f32>,
+    order: Vec<u32>,
+}
+
+impl Scratch {
+    /// For so many tokens; it grows when there are more.
+    pub fn new(vocab: usize) -> Scratch {
+        Scratch { adjusted: Vec::with_capacity(vocab), order: Vec::with_capacity(vocab) }
+    }
+
+    /// The most that [`Scratch::new`] takes, bytes.
+    pub(crate) fn bytes(vocab: usize) -> usize {
+        vocab * (size_of::<f32>() + size_of::<u32>())
+    }
+}
+
 /// One sequence's sampler.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     sampling: Sampling,
     seen: BTreeMap<u32, Occurrences>,
-    adjusted: Vec<f32>,
-    order: Vec<u32>,
 }
 
 impl Sampler {
@@ -64,7 +81,7 @@ impl Sampler {
         for &token in prompt {
             seen.entry(token).or_default().anywhere = true;
         }
-        Sampler { sampling, seen, adjusted: Vec::new(), order: Vec::new() }
+        Sampler { sampling, seen }
     }
 
     /// Chooses the token at `position` from the model's `logits`, and counts it as answered.
@@ -73,21 +90,25 @@ impl Sampler {
         logits: &[f32],
         position: usize,
         mask: Option<TokenMask<'_>>,
+        scratch: &mut Scratch,
     ) -> Result<Choice, SampleError> {
-        self.adjust(logits, mask);
-        let token = if self.sampling.temperature == 0.0 { self.largest() } else { self.draw(position) }
-            .ok_or(if mask.is_some() && self.sampling.logit_bias.is_empty() {
+        let Scratch { adjusted, order } = scratch;
+        self.adjust(logits, mask, adjusted);
+        let greedy = self.sampling.temperature == 0.0;
+        let token = if greedy { largest(adjusted) } else { self.draw(position, adjusted, order) }.ok_or(
+            if mask.is_some() && self.sampling.logit_bias.is_empty() {
                 SampleError::NothingAllowed(position)
             } else {
                 SampleError::NothingLeft(position)
-            })?;
+            },
+        )?;
         let seen = self.seen.entry(token).or_default();
         seen.anywhere = true;
         seen.answered += 1;
         let (logprob, top) = match self.sampling.logprobs {
             None => (None, Vec::new()),
             Some(n) => {
-                let (own, top) = log_probabilities(logits, token, n);
+                let (own, top) = log_probabilities(logits, token, n, order);
                 (Some(own), top)
             }
         };
@@ -95,12 +116,12 @@ impl Sampler {
     }
 
     /// Penalties, bias, mask; a NaN can't be chosen.
-    fn adjust(&mut self, logits: &[f32], mask: Option<TokenMask<'_>>) {
+    fn adjust(&self, logits: &[f32], mask: Option<TokenMask<'_>>, adjusted: &mut Vec<f32>) {
         let s = &self.sampling;
-        self.adjusted.clear();
-        self.adjusted.extend(logits.iter().map(|l| if l.is_nan() { f32::NEG_INFINITY } else { *l }));
+        adjusted.clear();
+        adjusted.extend(logits.iter().map(|l| if l.is_nan() { f32::NEG_INFINITY } else { *l }));
         for (&token, seen) in &self.seen {
-            let Some(logit) = self.adjusted.get_mut(token as usize) else { continue };
+            let Some(logit) = adjusted.get_mut(token as usize) else { continue };
             if seen.anywhere && s.repetition_penalty != 1.0 {
                 *logit =
                     if *logit > 0.0 { *logit / s.repetition_penalty } else { *logit * s.repetition_penalty };
@@ -110,12 +131,12 @@ impl Sampler {
             }
         }
         for &(token, bias) in &s.logit_bias {
-            if let Some(logit) = self.adjusted.get_mut(token as usize) {
+            if let Some(logit) = adjusted.get_mut(token as usize) {
                 *logit += bias;
             }
         }
         if let Some(mask) = mask {
-            for (token, logit) in self.adjusted.iter_mut().enumerate() {
+            for (token, logit) in adjusted.iter_mut().enumerate() {
                 if !mask.allows(token) {
                     *logit = f32::NEG_INFINITY;
                 }
@@ -123,28 +144,15 @@ impl Sampler {
         }
     }
 
-    /// The first of the largest logits.
-    fn largest(&self) -> Option<u32> {
-        let mut best = None;
-        let mut value = f32::NEG_INFINITY;
-        for (token, &logit) in self.adjusted.iter().enumerate() {
-            if logit > value {
-                (best, value) = (Some(token as u32), logit);
-            }
-        }
-        best
-    }
-
-    fn draw(&mut self, position: usize) -> Option<u32> {
+    fn draw(&self, position: usize, logits: &[f32], order: &mut Vec<u32>) -> Option<u32> {
         let Sampling { temperature, top_k, top_p, min_p, seed, .. } = self.sampling;
-        let logits = &self.adjusted;
-        let max = logits[self.largest()? as usize];
+        let first = largest(logits)?;
+        let max = logits[first as usize];
         // An infinite logit is certain; the lower of several.
         if max == f32::INFINITY {
-            return self.largest();
+            return Some(first);
         }
         let weight = |token: u32| f64::from(math::exp((logits[token as usize] - max) / temperature));
-        let order = &mut self.order;
         order.clear();
         order.extend((0..logits.len() as u32).filter(|&t| logits[t as usize] > f32::NEG_INFINITY));
         let limit = if top_k == 0 { order.len() } else { top_k.min(order.len()) };
@@ -184,6 +192,18 @@ impl Sampler {
     }
 }
 
+/// The first of the largest logits.
+fn largest(logits: &[f32]) -> Option<u32> {
+    let mut best = None;
+    let mut value = f32::NEG_INFINITY;
+    for (token, &logit) in logits.iter().enumerate() {
+        if logit > value {
+            (best, value) = (Some(token as u32), logit);
+        }
+    }
+    best
+}
+
 /// Larger logits first, equal ones by the lower id.
 fn by_logit(logits: &[f32], a: u32, b: u32) -> Ordering {
     logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b))
@@ -198,13 +218,14 @@ fn sort_prefix(order: &mut [u32], n: usize, logits: &[f32]) {
 }
 
 /// The log-probability of `token` and those of the `n` most probable tokens.
-fn log_probabilities(logits: &[f32], token: u32, n: usize) -> (f32, Vec<(u32, f32)>) {
+fn log_probabilities(logits: &[f32], token: u32, n: usize, order: &mut Vec<u32>) -> (f32, Vec<(u32, f32)>) {
     let max = logits.iter().copied().filter(|l| !l.is_nan()).fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().filter(|l| !l.is_nan()).map(|&l| f64::from(math::exp(l - max))).sum();
     let log = |t: u32| ((f64::from(logits[t as usize]) - f64::from(max)) - sum.ln()) as f32;
-    let mut order: Vec<u32> = (0..logits.len() as u32).filter(|&t| !logits[t as usize].is_nan()).collect();
+    order.clear();
+    order.extend((0..logits.len() as u32).filter(|&t| !logits[t as usize].is_nan()));
     let n = n.min(order.len());
-    sort_prefix(&mut order, n, logits);
+    sort_prefix(order, n, logits);
     (log(token), order[..n].iter().map(|&t| (t, log(t))).collect())
 }
 
@@ -213,8 +234,17 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn next(
+        sampler: &mut Sampler,
+        logits: &[f32],
+        position: usize,
+        mask: Option<TokenMask<'_>>,
+    ) -> Result<Choice, SampleError> {
+        sampler.choose(logits, position, mask, &mut Scratch::default())
+    }
+
     fn choose(sampling: Sampling, logits: &[f32], position: usize) -> u32 {
-        Sampler::new(sampling, &[]).choose(logits, position, None).unwrap().token
+        next(&mut Sampler::new(sampling, &[]), logits, position, None).unwrap().token
     }
 
     /// Oracle: the definition of greedy, ties to the lower id, NaN never.
@@ -289,21 +319,21 @@ mod tests {
         let logits = [2.0f32, 1.9, -1.0];
         let greedy = Sampling::greedy();
         let of =
-            |s: Sampling, prompt: &[u32]| Sampler::new(s, prompt).choose(&logits, 0, None).unwrap().token;
+            |s: Sampling, prompt: &[u32]| next(&mut Sampler::new(s, prompt), &logits, 0, None).unwrap().token;
         assert_eq!(of(Sampling { repetition_penalty: 1.2, ..greedy.clone() }, &[0]), 1);
         // A prompt's tokens aren't answered ones.
         assert_eq!(of(Sampling { presence_penalty: 1.0, ..greedy.clone() }, &[0]), 0);
         let mut s = Sampler::new(Sampling { frequency_penalty: 0.06, ..greedy.clone() }, &[]);
-        let said: Vec<u32> = (0..4).map(|p| s.choose(&logits, p, None).unwrap().token).collect();
+        let said: Vec<u32> = (0..4).map(|p| next(&mut s, &logits, p, None).unwrap().token).collect();
         assert_eq!(said, [0, 0, 1, 0]);
         assert_eq!(of(Sampling { logit_bias: vec![(2, 4.0)], ..greedy.clone() }, &[]), 2);
         let mut s = Sampler::new(greedy, &[]);
-        assert_eq!(s.choose(&logits, 0, Some(TokenMask(&[0b110]))).unwrap().token, 1);
-        assert_eq!(s.choose(&logits, 5, Some(TokenMask(&[0]))), Err(SampleError::NothingAllowed(5)));
+        assert_eq!(next(&mut s, &logits, 0, Some(TokenMask(&[0b110]))).unwrap().token, 1);
+        assert_eq!(next(&mut s, &logits, 5, Some(TokenMask(&[0]))), Err(SampleError::NothingAllowed(5)));
         s.sampling.logit_bias = (0..logits.len() as u32).map(|token| (token, f32::NEG_INFINITY)).collect();
-        let left = s.choose(&logits, 5, None).unwrap_err();
+        let left = next(&mut s, &logits, 5, None).unwrap_err();
         assert!(left == SampleError::NothingLeft(5) && left.to_string().contains("bias"), "{left}");
-        assert_eq!(s.choose(&[f32::NAN; 3], 6, None), Err(SampleError::NothingLeft(6)));
+        assert_eq!(next(&mut s, &[f32::NAN; 3], 6, None), Err(SampleError::NothingLeft(6)));
     }
 
     /// Oracle: log softmax in f64.
@@ -316,7 +346,7 @@ mod tests {
             logit_bias: vec![(0, 9.0)],
             ..Sampling::default()
         };
-        let c = Sampler::new(s, &[]).choose(&logits, 0, None).unwrap();
+        let c = next(&mut Sampler::new(s, &[]), &logits, 0, None).unwrap();
         let sum: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
         assert_eq!(c.token, 0);
         assert!((f64::from(c.logprob.unwrap()) - (0.5 - sum.ln())).abs() < 1e-6);

@@ -1,20 +1,23 @@
 //! Geometries that nobody has published: nothing of a model's shape is compiled in.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use strata_backend::KvFormat;
-use strata_engine::{EngineConfig, Wants};
+use strata_cpu::Cpu;
+use strata_engine::{Engine, EngineConfig};
 use strata_model::Model;
-use strata_quant::Format;
+use strata_plan::Limits;
+use strata_quant::{Format, Isa};
 use strata_synth::geometry::LayerKind::{self, Gdn, Qsa};
 use strata_synth::geometry::Ngram;
 use strata_synth::{Geometry, Mix, Options, write};
 use strata_testkit::oracle::Rows;
+use strata_topology::Topology;
 use tempfile::TempDir;
 
 use crate::copy::Parts;
-use crate::rig::{Rig, bits, logits};
+use crate::rig::{bits, ids, trunk_and_draft};
 use crate::whole::Whole;
 
 /// A geometry like `tiny` in everything that `change` leaves.
@@ -51,7 +54,6 @@ pub fn off(got: &[Vec<f32>], want: &Rows) -> f64 {
 /// Oracles: the whole model in f64; and, bit for bit, the same engine in windows and in single steps.
 #[test]
 fn other_geometries_just_work() {
-    let ids: Vec<u32> = (0..61).map(|i| (i * i * 7 + i * 13 + 5) % 256 + 3).collect();
     let cases: [(&str, Geometry, &[i32]); 6] = [
         ("two ratios", geometry(&[Gdn, Qsa, Gdn, Qsa], |g| g.ngram.as_mut().unwrap().layer = 0), &[2, 8, 4]),
         (
@@ -106,21 +108,7 @@ fn other_geometries_just_work() {
     for (name, geometry, ratios) in cases {
         let folder = tempfile::tempdir().unwrap();
         let path = model(&folder, &geometry, ratios);
-        let run = |window: usize| {
-            let config = EngineConfig {
-                window: Some(window),
-                context: Some(128),
-                kv: KvFormat::F32,
-                draft: true,
-                sequences: 2,
-                ..Default::default()
-            };
-            let mut engine = Rig { config, ..Rig::default() }.open(&path);
-            [Wants::All, Wants::Draft].map(|wants| {
-                let seq = engine.open().unwrap();
-                logits(&mut engine, seq, &ids, wants)
-            })
-        };
+        let run = |window| trunk_and_draft(&path, window, Isa::detect());
         let whole = run(61);
         for window in [7, 1] {
             assert!(
@@ -128,9 +116,22 @@ fn other_geometries_just_work() {
                 "{name}: {window}"
             );
         }
-        let (trunk, draft) = Whole(&Model::open(&path).unwrap()).logits(&ids);
+        let (trunk, draft) = Whole(&Model::open(&path).unwrap()).logits(&ids());
         let found = [off(&whole[0], &trunk), off(&whole[1], &draft)];
         println!("{name}: off by {found:?}");
         assert!(found.iter().all(|&off| off < 1e-5), "{name}: off by {found:?}");
     }
+}
+
+/// Oracle: the bound in docs/ARCHITECTURE.md. What can't be run is not planned either.
+#[test]
+fn a_geometry_without_ops_is_not_planned() {
+    let folder = tempfile::tempdir().unwrap();
+    let path =
+        model(&folder, &geometry(&[Gdn, Qsa], |g| (g.streams, g.hidden, g.ngram) = (33, 32, None)), &[4]);
+    let cpu = Cpu::new(Topology::uniform(1).assign(Some(1)).unwrap(), Isa::detect());
+    let limits = Limits { available: 4 << 30, total: 4 << 30, source: "the test".into() };
+    let model = Arc::new(Model::open(&path).unwrap());
+    let refused = Engine::plan(&model, &EngineConfig::default(), &limits, &cpu).unwrap_err().to_string();
+    assert!(refused.contains("residual streams is 33, more than 32"), "{refused}");
 }

@@ -4,6 +4,7 @@ mod chat;
 #[allow(dead_code)]
 #[path = "../../../model/tests/model/copy.rs"]
 mod copy;
+mod device;
 mod eval;
 mod exactness;
 mod forms;

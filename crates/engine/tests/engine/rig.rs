@@ -4,8 +4,9 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
+use strata_backend::{Build, KvFormat};
 use strata_cpu::Cpu;
-use strata_engine::{Engine, EngineConfig, SeqId, Wants};
+use strata_engine::{Engine, EngineConfig, EngineError, SeqId, Wants};
 use strata_model::Model;
 use strata_plan::Limits;
 use strata_quant::Isa;
@@ -27,17 +28,43 @@ impl Default for Rig {
 
 impl Rig {
     pub fn open(&self, path: &Path) -> Engine {
+        self.load(path, |cpu| cpu).unwrap()
+    }
+
+    /// An engine on what `build` makes of the CPU backend.
+    pub fn load<B: Build>(&self, path: &Path, build: impl FnOnce(Cpu) -> B) -> Result<Engine, EngineError> {
         let model = Arc::new(Model::open(path).unwrap());
         let topology = Topology::uniform(self.threads);
         let assignment = topology.assign(Some(self.threads)).unwrap();
         let io = assignment.set(Role::Io).clone();
-        let builder = Cpu::new(assignment, self.isa);
+        let builder = build(Cpu::new(assignment, self.isa));
         let limits = Limits { available: 4 << 30, total: 4 << 30, source: "the test".into() };
         let spawn =
             Box::new(move |f: Box<dyn FnOnce() + Send>| strata_topology::spawn(Role::Io, &io, "rows", f));
         Engine::load(model, &self.config, &limits, builder, spawn, &mut |_| ControlFlow::Continue(()))
-            .unwrap()
     }
+}
+
+/// Tokens for models whose vocabulary means nothing.
+pub fn ids() -> Vec<u32> {
+    (0..61).map(|i| (i * i * 7 + i * 13 + 5) % 256 + 3).collect()
+}
+
+/// The logits of [`ids`] by the trunk and by the draft block, in windows of `window`.
+pub fn trunk_and_draft(path: &Path, window: usize, isa: Isa) -> [Vec<Vec<f32>>; 2] {
+    let config = EngineConfig {
+        window: Some(window),
+        context: Some(128),
+        kv: KvFormat::F32,
+        draft: true,
+        sequences: 2,
+        ..Default::default()
+    };
+    let mut engine = Rig { config, isa, threads: 2 }.open(path);
+    [Wants::All, Wants::Draft].map(|wants| {
+        let seq = engine.open().unwrap();
+        logits(&mut engine, seq, &ids(), wants)
+    })
 }
 
 /// Logits of `tokens` appended to `seq`, row by row.

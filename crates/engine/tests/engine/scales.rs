@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use strata_backend::KvFormat;
-use strata_engine::{EngineConfig, Wants};
 use strata_gguf::TensorType;
 use strata_quant::{Format, Isa};
 use strata_synth::Geometry;
@@ -12,7 +10,7 @@ use strata_synth::geometry::LayerKind;
 
 use crate::copy::{Part, Parts};
 use crate::geometries::model;
-use crate::rig::{Rig, bits, logits};
+use crate::rig::{bits, trunk_and_draft};
 
 const BLOCK: usize = 36;
 
@@ -86,20 +84,7 @@ fn inside(parts: &Parts, but: &str) -> Vec<Part> {
 }
 
 fn run(path: &Path, window: usize, isa: Isa) -> [Vec<Vec<u32>>; 2] {
-    let ids: Vec<u32> = (0..61).map(|i| (i * i * 7 + i * 13 + 5) % 256 + 3).collect();
-    let config = EngineConfig {
-        window: Some(window),
-        context: Some(64),
-        kv: KvFormat::F32,
-        draft: true,
-        sequences: 2,
-        ..Default::default()
-    };
-    let mut engine = Rig { config, isa, threads: 2 }.open(path);
-    [Wants::All, Wants::Draft].map(|wants| {
-        let seq = engine.open().unwrap();
-        bits(&logits(&mut engine, seq, &ids, wants))
-    })
+    trunk_and_draft(path, window, isa).map(|rows| bits(&rows))
 }
 
 /// Oracle: the same numbers in a file without such scales. Powers of two are exact wherever they are applied, so the logits have

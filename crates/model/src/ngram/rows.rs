@@ -25,7 +25,7 @@ const AHEAD: usize = 128;
 const PAGE: u64 = 4096;
 /// Requests that may wait for the I/O thread.
 const QUEUE: usize = 4;
-/// Rows taken from one request to read ahead (16 MB of indices in the queue at most).
+/// Rows taken from one request to read ahead.
 const MAX_REQUEST: usize = 1 << 19;
 
 /// Why rows can't be read.
@@ -117,6 +117,12 @@ impl NgramRows {
         let thread =
             spawn(Box::new(move || warmer.run(&receive))).map_err(|source| RowError::Spawn { source })?;
         Ok(Self { table, requests: Some(requests), thread: Some(thread), stop, counters })
+    }
+
+    /// The most memory, bytes, that row numbers take while no more than `rows` are read or asked for at once: the order of a
+    /// read's batch, requests that wait, the one that the thread works on, and the one being made.
+    pub fn working_bytes(rows: usize) -> usize {
+        (rows.min(BATCH) + (QUEUE + 2) * rows.min(MAX_REQUEST)) * size_of::<u64>()
     }
 
     /// Bytes of one row as stored.

@@ -271,7 +271,8 @@ fn gathers() -> bool {
     static GATHERS: OnceLock<bool> = OnceLock::new();
     *GATHERS.get_or_init(|| {
         let vendor = std::arch::x86_64::__cpuid(0);
-        let intel = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel";
+        let intel =
+            [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel";
         intel && is_x86_feature_detected!("avxvnni")
     })
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::json;
 use strata_backend::{Counters, Family};
 use strata_engine::{Engine, EngineConfig, Wants};
+use strata_model::ngram::ReadAhead;
 
 use super::counted;
 use crate::args::BenchArgs;
@@ -16,7 +17,7 @@ use crate::config::Config;
 use crate::failure::Failure;
 use crate::output::{print, print_json};
 use crate::progress;
-use crate::wiring::Machine;
+use crate::wiring::{Asked, Machine};
 
 pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), Failure> {
     if args.reps == 0 {
@@ -30,7 +31,8 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
     let model = machine.open(&args.model)?;
     let vocab = model.hyper.vocab;
     let wanted = EngineConfig { context: Some(longest), ..config.engine.clone() };
-    let mut engine = machine.load(model, &wanted, config)?;
+    let asked = Asked::with("--prompt and --gen", "lower --prompt and --gen");
+    let mut engine = machine.load(model, &wanted, config, &asked)?;
 
     let tokens = tokens(longest, vocab);
     let bar = progress::steps(config.quiet, (kinds.len() * (args.reps + 1)) as u64, "", "rounds");
@@ -50,6 +52,7 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
     bar.finish_and_clear();
 
     let name = engine.backend();
+    let ahead = engine.read_ahead();
     if args.json {
         return print_json(&json!({
             "model": args.model.to_string_lossy(),
@@ -60,11 +63,19 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
             "kv": config.engine.kv,
             "experts": config.engine.experts,
             "repetitions": args.reps,
+            "read_ahead": ahead.map(|rows| json!({
+                "warmed": rows.warmed,
+                "dropped": rows.dropped,
+                "failed": rows.failed,
+            })),
             "results": results,
         }));
     }
     let mut out = format!("{}\n{name}, {}\n", args.model.display(), counted(args.reps as u64, "repetition"));
     results.iter().for_each(|result| out += &result.as_text());
+    if let Some(ReadAhead { warmed, dropped, failed }) = ahead {
+        out += &format!("\nn-gram rows read ahead: {warmed}, dropped {dropped}, failed {failed}\n");
+    }
     print(&out)
 }
 

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::failure::Failure;
 use crate::output::{print, print_json};
 use crate::progress;
-use crate::wiring::Machine;
+use crate::wiring::{Asked, Machine};
 
 pub fn run(args: &EvalArgs, config: &Config, machine: &Machine) -> Result<(), Failure> {
     let cut = Cut { window: args.context, limit: args.windows };
@@ -51,7 +51,8 @@ pub fn run(args: &EvalArgs, config: &Config, machine: &Machine) -> Result<(), Fa
         return Err(Failure::failed(why));
     }
     let wanted = EngineConfig { context: Some(args.context), ..config.engine.clone() };
-    let load = |model: Arc<Model>| machine.load(model, &wanted, config);
+    let asked = Asked::with("--context", "lower --context");
+    let load = |model: Arc<Model>| machine.load(model, &wanted, config, &asked);
     let mut engine = load(model)?;
     let mut other = other.map(load).transpose()?;
 

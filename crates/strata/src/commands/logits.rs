@@ -11,7 +11,7 @@ use crate::args::LogitsArgs;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::output::npy_header;
-use crate::wiring::Machine;
+use crate::wiring::{Asked, Machine};
 use crate::{interrupt, progress};
 
 pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), Failure> {
@@ -29,11 +29,8 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
     check_is_not_model(&args.out, &model.gguf)?;
     let vocab = model.hyper.vocab;
     let wanted = EngineConfig { context: Some(ids.len()), draft: args.mtp, ..config.engine.clone() };
-    let mut engine = machine.load(model, &wanted, config).map_err(|failure| match failure {
-        // Too many ids are no flag's fault.
-        Failure::Usage(why) => Failure::failed(why),
-        failure => failure,
-    })?;
+    let asked = Asked { with: None, less: "give fewer --ids" };
+    let mut engine = machine.load(model, &wanted, config, &asked)?;
 
     let seq = engine.open()?;
     let canceller = engine.canceller(seq)?;

@@ -8,13 +8,14 @@ use crate::args::PlanArgs;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::output::{print, print_json};
-use crate::wiring::Machine;
+use crate::wiring::{Asked, Machine};
 
 pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Failure> {
     let model = machine.open(&args.model)?;
     let mut config = config.clone();
     config.engine.draft = args.mtp;
-    let planned = machine.plan(&model, &config)?;
+    let asked = Asked::setting(&config);
+    let planned = machine.plan(&model, &config, &asked)?;
     let (plan, spec, limits) = (&planned.plan, &planned.spec, machine.limits());
     let fits = plan.check(limits);
     let crowded_out = plan.crowded_out(limits);
@@ -70,5 +71,5 @@ pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Fa
         }
         print(&out)?;
     }
-    Ok(fits?)
+    fits.map_err(|error| asked.too_large(&error))
 }

@@ -13,7 +13,7 @@ use crate::config::{Config, Environment};
 use crate::delivery::{Outcome, Printer, deliver};
 use crate::failure::{Failure, say, warn};
 use crate::output::print_json;
-use crate::wiring::Machine;
+use crate::wiring::{Asked, Machine};
 use crate::{commands, interrupt};
 
 pub fn run(
@@ -30,7 +30,7 @@ pub fn run(
         check_template(&model, config)?;
     }
     let started = Instant::now();
-    let mut engine = machine.load(model, &config.engine, config)?;
+    let mut engine = machine.load(model, &config.engine, config, &Asked::setting(config))?;
     let loading = started.elapsed();
 
     let seq = engine.open()?;

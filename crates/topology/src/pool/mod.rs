@@ -19,7 +19,7 @@ mod regions;
 mod tests;
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -88,6 +88,10 @@ impl Pool {
             // An early return drops the pool, which joins those that were spawned.
             pool.workers.push(thread.map_err(|source| PoolError::Spawn { worker, threads, source })?);
         }
+        // All come up before the first region: what the system and the library set up for a thread is not set up in the middle
+        // of work.
+        let up = Barrier::new(threads);
+        pool.run(threads, &|_, _| _ = up.wait());
         Ok(pool)
     }
 
@@ -125,8 +129,8 @@ impl Pool {
     }
 
     /// Begins a step, unless one is running: until [`Pool::end_step`], threads that wait for the next region may
-    /// spin for [`Pool::SPIN_LIMIT`] first. For regions that follow each other closely, never over a wait for a
-    /// client, a disk or a device.
+    /// spin for [`Pool::SPIN_LIMIT`] first. For regions that follow each other closely, not over a wait for a client, a
+    /// disk or a device that the caller can foresee: each costs every worker one such spin.
     pub fn begin_step(&self) {
         self.regions.begin_step();
     }
