@@ -112,7 +112,7 @@ impl Machine {
             let count = devices.len();
             let device = devices
                 .get(number)
-                .ok_or(format!("there are {count} GPUs, so none has the number {number}"))?;
+                .ok_or(format!("no GPU has the number {number}; there are {count}"))?;
             Cuda::new(device, room).map_err(|error| error.to_string())
         };
         if config.device != Device::Auto {
