@@ -110,9 +110,8 @@ impl Machine {
         let open = || -> Result<Cuda, String> {
             let devices = Gpu::all().map_err(|error| error.to_string())?;
             let count = devices.len();
-            let device = devices
-                .get(number)
-                .ok_or(format!("no GPU has the number {number}; there are {count}"))?;
+            let device =
+                devices.get(number).ok_or(format!("no GPU has the number {number}; there are {count}"))?;
             Cuda::new(device, room).map_err(|error| error.to_string())
         };
         if config.device != Device::Auto {
