@@ -10,6 +10,7 @@
 //! Invariant: messages alternate; a question whose answer never began is not among them.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use strata_model::template::{Message, PromptError, RenderOptions, Template};
 use strata_model::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
@@ -146,6 +147,8 @@ pub struct Manner {
     pub max_tokens: Option<usize>,
     /// Whether the model thinks first; the template's own choice when open.
     pub think: Option<bool>,
+    /// Ends the work on a prompt that the template is still writing, once it is set.
+    pub cancel: Option<Arc<AtomicBool>>,
 }
 
 /// A question that the engine is working on.
@@ -203,6 +206,7 @@ impl Chat {
             let options = RenderOptions {
                 add_generation_prompt,
                 enable_thinking: manner.think,
+                cancel: manner.cancel.clone(),
                 ..RenderOptions::default()
             };
             Ok(template.prompt(&self.messages, &options, &self.tokenizer)?)

@@ -94,7 +94,8 @@ impl Cut {
 pub struct Perplexity {
     /// The exponential of the mean negative log-likelihood.
     pub value: f64,
-    /// Its standard error, by the spread of the single tokens: `value * s / sqrt(n)`, s² the sample variance.
+    /// Its standard error, by the spread of the single tokens: `value * s / sqrt(n)`, s² the sample variance. NaN, and null in
+    /// JSON, for a single token, which has no spread; likewise all errors here.
     pub error: f64,
     /// Tokens scored.
     pub tokens: u64,

@@ -143,8 +143,8 @@ impl Drop for RemoveOnFault {
     }
 }
 
-/// Removes all files named for it.
-fn remove_doomed() {
+/// Removes every half-written file of this process, which is to end now without a drop.
+pub fn remove_unfinished() {
     for place in places() {
         let path = place.path.swap(null_mut(), Ordering::AcqRel);
         if !path.is_null() {
@@ -185,7 +185,7 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _context
             // SAFETY: `pause` has no preconditions. Another thread is about to end the program.
             unsafe { libc::pause() };
         }
-        remove_doomed();
+        remove_unfinished();
         report(slot);
         // SAFETY: `_exit` may be called anywhere; it runs no destructors and flushes nothing.
         unsafe { libc::_exit(EXIT_CODE) }

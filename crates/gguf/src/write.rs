@@ -110,7 +110,8 @@ impl Outline {
         let file = printable_path(path);
         let wrong = |problem| Error::Write { file: file.clone(), problem };
         if path.file_name().is_none() {
-            return Err(wrong(WriteProblem::NoFileName));
+            let folder = WriteProblem::NotAFile("a folder");
+            return Err(wrong(if path.is_dir() { folder } else { WriteProblem::NoFileName }));
         }
         if ShardName::of(path).is_some() {
             return Err(wrong(WriteProblem::ShardName));

@@ -22,7 +22,8 @@ fn after() -> String {
         The file is the one that --config or STRATA_CONFIG names, or else strata/config.toml in $XDG_CONFIG_HOME \
         (~/.config).\n\n\
         Exit codes: 0 done, 1 failed, 2 wrong flags or configuration, 74 a model file changed while it was in use, \
-        130 interrupted.",
+        128 and the number of the signal that ended it (130 for Ctrl-C, 143 when it was terminated). A second signal ends it \
+        whatever it is doing.",
         Settings::KEYS.iter().map(|key| flag(key)).collect::<Vec<_>>().join(", ")
     )
 }

@@ -9,11 +9,12 @@ use std::io::Write;
 
 use strata_model::ModelError;
 
+use crate::interrupt;
+
 /// Exit codes, as `--help` documents them.
 pub const FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
 pub const CHANGED: u8 = strata_gguf::sigbus::EXIT_CODE as u8;
-pub const INTERRUPTED: u8 = 130;
 
 /// Why a command did not do what was asked.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ pub enum Failure {
     Failed(Box<dyn Error + Send + Sync>),
     /// A file of the model is not what it was when it was opened.
     Changed(Box<dyn Error + Send + Sync>),
-    /// Somebody pressed Ctrl-C.
+    /// Somebody pressed Ctrl-C, or sent another signal that ends programs.
     Interrupted,
     /// The reader of standard output has gone: nobody is left to tell anything.
     PipeClosed,
@@ -44,7 +45,7 @@ impl Failure {
             Failure::Usage(_) => USAGE,
             Failure::Failed(_) => FAILED,
             Failure::Changed(_) => CHANGED,
-            Failure::Interrupted => INTERRUPTED,
+            Failure::Interrupted => interrupt::code(),
             Failure::PipeClosed => 0,
         }
     }
@@ -79,9 +80,9 @@ fn tells_of_change(error: &(dyn Error + 'static)) -> bool {
     matches!(file, Some(strata_gguf::Error::Changed { .. }))
 }
 
-/// Says a sentence on standard error, on one line. That nobody may be there to read it is no failure.
+/// Says a sentence on standard error, on one line; nothing in it (a path, say) steers the terminal. That nobody may be there to read it is no failure.
 pub fn say(sentence: impl fmt::Display) {
-    let line = sentence.to_string().replace(['\n', '\r'], " ");
+    let line = sentence.to_string().replace(['\n', '\r'], " ").replace(|c: char| c.is_control(), "?");
     let _ = writeln!(std::io::stderr(), "strata: {line}");
 }
 

@@ -42,8 +42,9 @@ fn run(args: Args) -> Result<(), Failure> {
     environment.unknown().for_each(|name| warn(format_args!("the variable {name} means nothing here")));
     let config = Config::resolve(args.settings(), args.common.config.as_deref(), &environment)?;
     log(config.log, &environment);
-    strata_gguf::sigbus::install()?;
-    interrupt::survive_size_limits()?;
+    interrupt::catch()?;
+    strata_gguf::sigbus::install()
+        .map_err(|error| Failure::failed(format!("the system refuses a handler for lost files: {error}")))?;
     let machine = || Machine::read(&config);
     match args.command {
         Command::Devices(args) => commands::devices::run(&args, &machine()?),

@@ -1,6 +1,7 @@
 //! What the program writes: standard output, whose reader may go away, and the header of arrays.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use crate::failure::Failure;
 
@@ -11,6 +12,11 @@ pub fn print(text: &str) -> Result<(), Failure> {
         io::ErrorKind::BrokenPipe => Failure::PipeClosed,
         _ => Failure::failed(format!("cannot write to standard output: {error}")),
     })
+}
+
+/// A path on its way to a terminal, which nothing in it steers.
+pub fn printable(path: &Path) -> String {
+    path.display().to_string().replace(|c: char| c.is_control(), "?")
 }
 
 /// Prints a value as indented JSON.

@@ -67,6 +67,19 @@ pub enum SynthError {
     /// Not a size of files.
     #[error("files can't be split every 0 bytes; give a size, or leave it out for one file")]
     ShardSize,
+    /// A model larger than the disk.
+    #[error(
+        "{}: the model takes {:.1} GB, but its disk has {:.1} GB free; give --ngram-rows, smaller --formats or another disk",
+        .out.display(), *.needed as f64 / 1e9, *.free as f64 / 1e9
+    )]
+    Room {
+        /// The file to write.
+        out: PathBuf,
+        /// Bytes that the model takes.
+        needed: u64,
+        /// Bytes that the disk has.
+        free: u64,
+    },
     /// The model can't be written.
     #[error(transparent)]
     Gguf(#[from] strata_gguf::Error),

@@ -64,6 +64,7 @@ pub fn write(
 ) -> Result<Summary, SynthError> {
     let layout = layout(options)?;
     let pool = Pool::new(&Topology::read(), options.threads)?;
+    check_room(layout.bytes(), out)?;
     let writer = create(options, &layout, out)?;
     let works = works(options, &layout, &pool);
     let pieces = pieces(&layout);
@@ -110,6 +111,19 @@ pub fn write(
     }
     let files = writer.finish()?;
     Ok(Summary { files, tensors: layout.tensors.len(), bytes: total })
+}
+
+/// That the disk has room, before anything is written to it. What stands in the way and may be replaced stays until the end.
+fn check_room(needed: u64, out: &Path) -> Result<(), SynthError> {
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let is_device = std::fs::metadata(out).is_ok_and(|there| !there.is_file());
+    // A folder that isn't there is an error of its own, later.
+    let Some(disk) = rustix::fs::statvfs(folder).ok().filter(|_| !is_device) else { return Ok(()) };
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if needed > free {
+        return Err(SynthError::Room { out: out.to_owned(), needed, free });
+    }
+    Ok(())
 }
 
 fn create(options: &Options, layout: &Layout, out: &Path) -> Result<Writer, SynthError> {

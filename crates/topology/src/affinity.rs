@@ -36,6 +36,9 @@ pub fn refusal() -> Option<&'static Refusal> {
     FIRST.get()
 }
 
+/// The stack of every thread with a role, whatever the environment says of stacks.
+const STACK: usize = 8 << 20;
+
 /// Starts a thread that sets its own CPU set to `set` before it runs `f`.
 ///
 /// `name` is what system tools show; Linux keeps 15 bytes of it. Where threads can't be placed (not Linux),
@@ -51,7 +54,7 @@ pub fn spawn<T: Send + 'static>(
 ) -> io::Result<JoinHandle<T>> {
     let set = set.clone();
     let thread = name.to_owned();
-    std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+    std::thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(move || {
         if let Err(error) = place_this_thread(&set) {
             let refusal = Refusal { role, thread, set, reason: error.to_string() };
             if FIRST.set(refusal.clone()).is_ok() {

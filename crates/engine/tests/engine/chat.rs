@@ -10,7 +10,7 @@ use strata_testkit::golden;
 use crate::rig::Rig;
 
 fn manner(think: bool) -> Manner {
-    Manner { sampling: Sampling::greedy(), max_tokens: Some(40), think: Some(think) }
+    Manner { sampling: Sampling::greedy(), max_tokens: Some(40), think: Some(think), cancel: None }
 }
 
 fn finish(engine: &mut Engine, asked: &mut Asked) -> Reason {

@@ -240,7 +240,7 @@ fn what_cannot_be_written() {
     );
     assert_eq!(
         outline.clone().create(&folder.path().join("..")).unwrap_err().to_string(),
-        format!("{}: the path has no file name; give the name of the file to write", at("..").display())
+        format!("{}: is a folder; give the name of a file to write", at("..").display())
     );
     assert_eq!(
         outline.clone().create(&at("absent/m.gguf")).unwrap_err().to_string(),

@@ -5,13 +5,21 @@
 //! (`python`), and `raise_exception`, `strftime_now` and `tojson` exist. `{% generation %}` blocks are transparent.
 //!
 //! Templates come from downloaded files: how deep one may nest (`depth`) and the work one rendering may do are bounded, and
-//! nothing outside the given values can be reached. One thing is not bounded: a loop made to nest values tens of
-//! thousands deep exhausts the stack when `minijinja` frees them.
+//! nothing outside the given values can be reached. Rendering has a thread of its own, whose stack is deep enough for values
+//! nested as deeply as that work allows, and which is left behind when the caller no longer wants the prompt: one thing
+//! is not bounded, lists that a template made for it doubles again and again.
 
 mod depth;
 mod message;
 mod prompt;
 mod python;
+
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::Duration;
 
 use jiff::ZonedDateTime;
 use jiff::fmt::strtime;
@@ -24,8 +32,15 @@ use strata_gguf::Metadata;
 pub use message::{Content, FunctionCall, Message, ToolCall};
 pub use prompt::PromptError;
 
-/// The work one rendering may do: about ten million instructions, and 64 bytes of text for each.
-const FUEL: u64 = 10_000_000;
+/// The work one rendering may do: about two million instructions, and 64 bytes of text for each. Thousands of messages take less.
+const FUEL: u64 = 2_000_000;
+
+/// The stack of a rendering; what it doesn't use it doesn't have. A list in a list costs an instruction and a
+/// half, so values nest less deeply than 4/3 million times, and each level has 200 bytes.
+const STACK: usize = 256 << 20;
+
+/// How often a caller that waits for a rendering looks whether it still should.
+const LOOK: Duration = Duration::from_millis(20);
 
 const NAME: &str = "chat template";
 
@@ -65,6 +80,12 @@ pub enum TemplateError {
         /// Line of the template.
         line: usize,
     },
+    /// The system gives no thread to render on.
+    #[error("chat template: the system refuses a thread to render it on: {0}")]
+    Thread(std::io::Error),
+    /// Nobody waits for the prompt any more.
+    #[error("chat template: stopped while it was rendered")]
+    Cancelled,
 }
 
 /// What a rendering depends on beside the messages.
@@ -80,11 +101,13 @@ pub struct RenderOptions {
     pub extra: Map<String, serde_json::Value>,
     /// The time that `strftime_now` tells; the local time now if absent.
     pub now: Option<ZonedDateTime>,
+    /// Ends the wait for the rendering once it is set.
+    pub cancel: Option<Arc<AtomicBool>>,
 }
 
 /// A compiled chat template.
 pub struct Template {
-    environment: Environment<'static>,
+    environment: Arc<Environment<'static>>,
     source: String,
     /// Texts of special tokens by their Hugging Face names (`bos_token`, ..).
     specials: Vec<(&'static str, String)>,
@@ -139,13 +162,17 @@ impl Template {
         environment.set_unknown_method_callback(|state, value, method, args| {
             match (value.as_str(), method) {
                 (Some(text), "title") if args.is_empty() => Ok(python::title(text).into()),
-                _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
+                _ => {
+                    // These methods go through the whole value, which only the engine's own are charged for.
+                    state.consume_fuel(value.len().unwrap_or_default() as u64 / 2)?;
+                    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+                }
             }
         });
-        environment.set_formatter(|out, _, value| {
+        environment.set_formatter(|out, state, value| {
             let written = match value.as_str() {
                 Some(text) => out.write_str(text),
-                None => out.write_str(&python::str_of(value)?),
+                None => out.write_str(&python::str_of(state, value)?),
             };
             written.map_err(|_| Error::new(ErrorKind::WriteFailure, "out of memory"))
         });
@@ -154,18 +181,19 @@ impl Template {
             if value.as_str().is_some() {
                 return Ok(value.clone());
             }
-            let text = python::str_of(value)?;
-            state.consume_fuel(text.len() as u64 / 64)?;
-            Ok(text.into())
+            Ok(python::str_of(state, value)?.into())
         });
-        environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
-            let message = python::str_of(message)?;
-            Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
-        });
+        environment.add_function(
+            "raise_exception",
+            |state: &mut State, message: &Value| -> Result<Value, Error> {
+                let message = python::str_of(state, message)?;
+                Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+            },
+        );
         environment
             .add_template_owned(NAME, without_generation_marks(source))
             .map_err(|e| explain(&e, true))?;
-        Ok(Self { environment, source: source.to_owned(), specials })
+        Ok(Self { environment: Arc::new(environment), source: source.to_owned(), specials })
     }
 
     /// The template's text.
@@ -201,8 +229,36 @@ impl Template {
             ("strftime_now", strftime_now),
         ]);
         values.extend(options.enable_thinking.map(|think| ("enable_thinking", think.into())));
-        let template = self.environment.get_template(NAME).map_err(|e| explain(&e, false))?;
-        template.render(Value::from_pairs(values)).map_err(|e| explain(&e, false))
+        let values = Value::from_pairs(values);
+        let environment = Arc::clone(&self.environment);
+        on_deep_stack(options.cancel.as_deref(), move || {
+            let rendered = environment.get_template(NAME).and_then(|template| template.render(values));
+            rendered.map_err(|e| explain(&e, false))
+        })
+    }
+}
+
+/// Does `work` in the caller's stead, on the caller's CPUs, and with a deeper stack.
+fn on_deep_stack<T: Send + 'static>(
+    cancel: Option<&AtomicBool>,
+    work: impl FnOnce() -> Result<T, TemplateError> + Send + 'static,
+) -> Result<T, TemplateError> {
+    let (give, take) = sync_channel(1);
+    let thread = thread::Builder::new().name("template".into()).stack_size(STACK);
+    let thread = thread.spawn(move || drop(give.send(work()))).map_err(TemplateError::Thread)?;
+    loop {
+        match take.recv_timeout(LOOK) {
+            Ok(done) => return done,
+            Err(RecvTimeoutError::Timeout) => {
+                if cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) {
+                    return Err(TemplateError::Cancelled);
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => match thread.join() {
+                Err(panic) => resume_unwind(panic),
+                Ok(()) => unreachable!("it sends before it ends"),
+            },
+        }
     }
 }
 

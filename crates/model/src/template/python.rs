@@ -47,8 +47,7 @@ pub(super) fn tojson(state: &mut State, value: &Value, kwargs: Kwargs) -> Result
     };
     kwargs.assert_all_used()?;
     let mut out = String::new();
-    format.write(&mut out, value, 0)?;
-    state.consume_fuel(out.len() as u64 / 64)?;
+    format.write(state, &mut out, value, 0)?;
     Ok(Value::from_safe_string(out))
 }
 
@@ -61,7 +60,8 @@ struct Json {
 }
 
 impl Json {
-    fn write(&self, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+    fn write(&self, state: &State, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+        pay(state, value)?;
         if depth > MAX_DEPTH {
             return Err(too_deep());
         }
@@ -76,7 +76,7 @@ impl Json {
                 let empty = parts.peek().is_none();
                 for (i, part) in parts.enumerate() {
                     self.before(out, i, depth + 1);
-                    self.write(out, &part, depth + 1)?;
+                    self.write(state, out, &part, depth + 1)?;
                 }
                 self.close(out, empty, depth, ']');
             }
@@ -92,13 +92,13 @@ impl Json {
                         ValueKind::String => self.string(out, key.as_str().unwrap_or_default()),
                         ValueKind::Number | ValueKind::Bool | ValueKind::None => {
                             out.push('"');
-                            self.write(out, key, depth + 1)?;
+                            self.write(state, out, key, depth + 1)?;
                             out.push('"');
                         }
                         kind => return Err(refuse(kind)),
                     }
                     out.push_str(&self.key);
-                    self.write(out, &value.get_item(key)?, depth + 1)?;
+                    self.write(state, out, &value.get_item(key)?, depth + 1)?;
                 }
                 self.close(out, keys.is_empty(), depth, '}');
             }
@@ -176,18 +176,25 @@ pub(super) fn title(text: &str) -> String {
     out
 }
 
+/// Charges for a value that is written: as an instruction, and for a text also by its bytes. It is due before the value is
+/// written, as lists may be far longer than memory.
+fn pay(state: &State, value: &Value) -> Result<(), Error> {
+    state.consume_fuel(1 + value.as_str().map_or(0, str::len) as u64 / 16)
+}
+
 /// `str(value)`: what `{{ value }}` prints.
-pub(super) fn str_of(value: &Value) -> Result<String, Error> {
+pub(super) fn str_of(state: &State, value: &Value) -> Result<String, Error> {
     let mut out = String::new();
     match value.kind() {
         ValueKind::Undefined => {}
         ValueKind::String => out.push_str(value.as_str().unwrap_or_default()),
-        _ => repr(&mut out, value, 0)?,
+        _ => repr(state, &mut out, value, 0)?,
     }
     Ok(out)
 }
 
-fn repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+fn repr(state: &State, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
+    pay(state, value)?;
     if depth > MAX_DEPTH {
         return Err(too_deep());
     }
@@ -205,7 +212,7 @@ fn repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
                 if count > 0 {
                     out.push_str(", ");
                 }
-                repr(out, &part, depth + 1)?;
+                repr(state, out, &part, depth + 1)?;
                 count += 1;
             }
             if value.is_tuple() && count == 1 {
@@ -219,9 +226,9 @@ fn repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
                 if i > 0 {
                     out.push_str(", ");
                 }
-                repr(out, &key, depth + 1)?;
+                repr(state, out, &key, depth + 1)?;
                 out.push_str(": ");
-                repr(out, &value.get_item(&key)?, depth + 1)?;
+                repr(state, out, &value.get_item(&key)?, depth + 1)?;
             }
             out.push('}');
         }

@@ -1,5 +1,7 @@
 //! Chat templates against Jinja2, and what must fail.
 
+use std::sync::Arc;
+
 use jiff::civil::date;
 use jiff::tz::TimeZone;
 use serde::Deserialize;
@@ -53,6 +55,7 @@ fn rendered(case: &Case) -> Result<String, TemplateError> {
         tools: case.options.tools.clone(),
         extra: case.options.extra.clone(),
         now: Some(now),
+        cancel: None,
     };
     template.render(&case.messages, &options)
 }
@@ -235,6 +238,57 @@ fn work_is_bounded() {
     assert!(matches!(failure(deep), TemplateError::Render { .. }));
     let recursive = "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}";
     assert!(matches!(failure(recursive), TemplateError::Render { .. } | TemplateError::TooMuchWork { .. }));
+}
+
+/// Oracle: it renders. To free what nests so deeply takes more stack than a test's thread has, and than the driver's.
+#[test]
+fn values_may_nest_deeply() {
+    let deep =
+        "{% set ns = namespace(a=[]) %}{% for i in range(50000) %}{% set ns.a = [ns.a] %}{% endfor %}x";
+    let template = Template::new(deep, Vec::new()).expect("compiles");
+    assert_eq!(template.render(&[], &RenderOptions::default()).expect("renders"), "x");
+    // As deep as the work goes: the one template runs out of it, the other compares what it could make with less than half.
+    let wrap = |name: &str| format!("{{% set ns.{name} = {}ns.{name}{} %}}", "[".repeat(30), "]".repeat(30));
+    let begin = "{% set ns = namespace(a=[], b=[]) %}";
+    let deepest = format!("{begin}{{% for i in range(99999) %}}{}{{% endfor %}}", wrap("a"));
+    assert!(matches!(failure(&deepest), TemplateError::TooMuchWork { .. }));
+    let both = wrap("a") + &wrap("b");
+    let compared = format!("{begin}{{% for i in range(15000) %}}{both}{{% endfor %}}{{{{ ns.a == ns.b }}}}");
+    let template = Template::new(&compared, Vec::new()).expect("compiles");
+    assert_eq!(template.render(&[], &RenderOptions::default()).expect("renders"), "True");
+}
+
+/// Oracle: a conversation far longer than any context is within the bound.
+#[test]
+fn long_conversations_are_rendered() {
+    let said = |i: usize| {
+        Message::text(if i.is_multiple_of(2) { "user" } else { "assistant" }, &"The sea is wide. ".repeat(20))
+    };
+    let messages: Vec<Message> = (0..6000).map(said).collect();
+    let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+    assert!(pebble().render(&messages, &options).expect("renders").len() > 2_000_000);
+}
+
+/// Oracle: the bound. Lists that are far longer than memory are written by nothing and searched by nothing.
+#[test]
+fn endless_lists_are_not_written() {
+    let doubled = "{% set ns = namespace(a=[1]) %}{% for i in range(30) %}{% set ns.a = ns.a|chain(ns.a) %}{% endfor %}";
+    for what in ["ns.a", "ns.a | tojson", "ns.a | string", "{'x': ns.a} | tojson", "ns.a.count(5)"] {
+        let error = failure(&format!("{doubled}{{{{ {what} }}}}"));
+        assert!(matches!(error, TemplateError::TooMuchWork { .. }), "{what}: {error}");
+    }
+    let slow = "{% for i in range(9999) %}{% for j in range(9999) %}{{ ('x' * 9999) | tojson | length }}{% endfor %}{% endfor %}";
+    assert!(matches!(failure(slow), TemplateError::TooMuchWork { .. }));
+}
+
+/// Oracle: the error, though the template never ends. It is left alone before it has made its list.
+#[test]
+fn nobody_has_to_wait() {
+    let endless =
+        "{% set ns = namespace(a=[1]) %}{% for i in range(60) %}{% set ns.a = ns.a + ns.a %}{% endfor %}";
+    let template = Template::new(endless, Vec::new()).expect("compiles");
+    let options = RenderOptions { cancel: Some(Arc::new(true.into())), ..RenderOptions::default() };
+    assert!(matches!(template.render(&[], &options), Err(TemplateError::Cancelled)));
 }
 
 /// Oracle: the wire form of an OpenAI request; unknown fields survive, `null` content and calls are accepted.

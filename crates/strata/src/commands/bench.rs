@@ -15,7 +15,7 @@ use super::counted;
 use crate::args::BenchArgs;
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::output::{print, print_json};
+use crate::output::{print, print_json, printable};
 use crate::progress;
 use crate::wiring::{Asked, Machine};
 
@@ -26,16 +26,23 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
     let prompts = args.prompt.iter().copied().filter(|&tokens| tokens > 0);
     let mut kinds: Vec<Kind> = prompts.map(Kind::Prompt).collect();
     kinds.extend((args.generate > 0).then_some(Kind::Answer(args.generate)));
-    let longest = kinds.iter().map(Kind::tokens).max();
+    let longest = kinds.iter().copied().max_by_key(Kind::tokens);
     let longest = longest.ok_or_else(|| Failure::usage("--prompt and --gen leave nothing to measure"))?;
+    let flag = if matches!(longest, Kind::Prompt(_)) { "--prompt" } else { "--gen" };
+    let longest = longest.tokens();
     let model = machine.open(&args.model)?;
     let vocab = model.hyper.vocab;
     let wanted = EngineConfig { context: Some(longest), ..config.engine.clone() };
-    let asked = Asked::with("--prompt and --gen", "lower --prompt and --gen");
+    let asked = Asked::with(&format!("{flag} {longest}"), "lower --prompt and --gen");
     let mut engine = machine.load(model, &wanted, config, &asked)?;
 
     let tokens = tokens(longest, vocab);
-    let bar = progress::steps(config.quiet, (kinds.len() * (args.reps + 1)) as u64, "", "rounds");
+    let bar = progress::steps(
+        config.quiet,
+        (args.reps as u64).saturating_add(1).saturating_mul(kinds.len() as u64),
+        "",
+        "rounds",
+    );
     let mut results = Vec::new();
     for kind in kinds {
         bar.set_message(kind.name());
@@ -71,7 +78,8 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
             "results": results,
         }));
     }
-    let mut out = format!("{}\n{name}, {}\n", args.model.display(), counted(args.reps as u64, "repetition"));
+    let mut out =
+        format!("{}\n{name}, {}\n", printable(&args.model), counted(args.reps as u64, "repetition"));
     results.iter().for_each(|result| out += &result.as_text());
     if let Some(ReadAhead { warmed, dropped, failed }) = ahead {
         out += &format!("\nn-gram rows read ahead: {warmed}, dropped {dropped}, failed {failed}\n");

@@ -14,10 +14,10 @@ use rustyline::hint::Hinter;
 use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Context, Editor, Helper};
-use strata_engine::chat::{Chat, ChatError, Manner, Part};
+use strata_engine::chat::{Chat, ChatError, Manner};
 use strata_engine::{Engine, EngineError, Reason, SeqId};
 
-use super::run::{template, utf8, warn_about_reasoning};
+use super::run::{refused, template, utf8, warn_about_reasoning};
 use crate::config::{Config, Environment, Switch};
 use crate::delivery::{Printer, deliver};
 use crate::failure::{Failure, say, warn};
@@ -50,7 +50,14 @@ pub fn run(
         let name = model.gguf.metadata().opt_str("general.name")?.unwrap_or("this model");
         print(&format!("You are talking to {}. /help shows what else can be done.\n", name.escape_debug()))?;
     }
+    if typed {
+        manner.cancel = Some(interrupt::flag());
+    }
     loop {
+        // Through a pipe every signal ends the program, so none is forgotten.
+        if typed {
+            interrupt::clear();
+        }
         let text = match lines.next()? {
             Input::End => return Ok(()),
             Input::Nothing => continue,
@@ -70,21 +77,22 @@ pub fn run(
                 warn(format_args!("{command} is no command; /help shows those there are"))
             }
             Said::Question(question) => {
-                // Through a pipe every signal ends the program, so none is forgotten.
-                if typed {
-                    interrupt::clear();
-                }
-                let asked = chat.ask(template, engine, question, &manner);
-                if !typed && interrupt::raised() {
-                    return Err(Failure::Interrupted);
-                }
+                let mut ask = || chat.ask(template, engine, question, &manner);
+                let asked = if typed { ask() } else { interrupt::or_end(ask) };
                 let mut asked = match asked {
                     Ok(asked) => asked,
                     Err(ChatError::Engine(error @ EngineError::TooLong { .. })) if typed => {
                         say(format_args!("{error}; or /reset begins anew"));
                         continue;
                     }
-                    Err(error) => return Err(error.into()),
+                    Err(error @ ChatError::Prompt(_)) if typed => {
+                        match refused(&model, error) {
+                            Failure::Interrupted => {}
+                            failure => say(failure),
+                        }
+                        continue;
+                    }
+                    Err(error) => return Err(refused(&model, error)),
                 };
                 interrupt::pass_on();
                 let mut printer = Printer::new(environment);
@@ -103,8 +111,7 @@ pub fn run(
                     Reason::Context => {
                         say("the context is full; /reset begins anew, --context N makes more room")
                     }
-                    _ if asked.answer.part() == Part::Reasoning => warn_about_reasoning(&outcome),
-                    _ => {}
+                    _ => warn_about_reasoning(&outcome, &asked.answer),
                 }
             }
         }
@@ -185,6 +192,7 @@ impl Lines {
         }
         let failed =
             |error: ReadlineError| Failure::failed(format!("cannot read from the terminal: {error}"));
+        interrupt::keep_terminal();
         let settings = rustyline::Config::builder().auto_add_history(true).max_history_size(1000);
         let settings = settings.map_err(failed)?.build();
         let mut editor = Editor::with_config(settings).map_err(failed)?;
@@ -207,10 +215,7 @@ impl Lines {
         match self {
             Lines::Typed { editor, .. } => match editor.readline("> ") {
                 Ok(text) => Ok(Input::Text(message(&text).into_owned())),
-                Err(ReadlineError::Interrupted) => {
-                    interrupt::clear();
-                    Ok(Input::Nothing)
-                }
+                Err(ReadlineError::Interrupted) => Ok(Input::Nothing),
                 Err(ReadlineError::Eof) => Ok(Input::End),
                 // The editor gives the line up, and the next one is as good as any.
                 Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {

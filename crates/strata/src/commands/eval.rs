@@ -13,7 +13,7 @@ use super::run::{read_stdin, utf8};
 use crate::args::EvalArgs;
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::output::{print, print_json};
+use crate::output::{print, print_json, printable};
 use crate::progress;
 use crate::wiring::{Asked, Machine};
 
@@ -96,27 +96,37 @@ fn read_text(path: &Path) -> Result<String, Failure> {
     Ok(text)
 }
 
+/// A standard error. A single token has none.
+fn error(error: f64, decimals: usize) -> String {
+    if error.is_nan() { String::new() } else { format!(" ± {error:.decimals$}") }
+}
+
 fn as_text(args: &EvalArgs, windows: usize, own: &Perplexity, comparison: Option<&Comparison>) -> String {
     let window = args.context;
     let mut out = format!(
-        "perplexity    {:.4} ± {:.4}   ({} in {} of {window})\n",
+        "perplexity    {:.4}{}   ({} in {} of {window})\n",
         own.value,
-        own.error,
+        error(own.error, 4),
         counted(own.tokens, "token"),
         counted(windows as u64, "window")
     );
     if let (Some(Comparison { other, divergence, agreement, agreement_error, .. }), Some(path)) =
         (comparison, &args.against)
     {
-        out += &format!("other         {:.4} ± {:.4}   ({})\n", other.value, other.error, path.display());
+        let error_of_other = error(other.error, 4);
+        out += &format!("other         {:.4}{error_of_other}   ({})\n", other.value, printable(path));
         out += &format!(
-            "divergence    {:.6} ± {:.6} mean, {:.6} median, {:.6} 99 %, {:.6} max   (nats per token)\n",
-            divergence.mean, divergence.error, divergence.median, divergence.percentile_99, divergence.max
+            "divergence    {:.6}{} mean, {:.6} median, {:.6} 99 %, {:.6} max   (nats per token)\n",
+            divergence.mean,
+            error(divergence.error, 6),
+            divergence.median,
+            divergence.percentile_99,
+            divergence.max
         );
         out += &format!(
-            "agreement     {:.2} ± {:.2} %   (same most probable token)\n",
+            "agreement     {:.2}{} %   (same most probable token)\n",
             100.0 * agreement,
-            100.0 * agreement_error
+            error(100.0 * agreement_error, 2)
         );
     }
     out

@@ -10,7 +10,7 @@ use strata_plan::Bytes;
 use super::counted;
 use crate::args::InspectArgs;
 use crate::failure::Failure;
-use crate::output::{print, print_json};
+use crate::output::{print, print_json, printable};
 
 /// The longest value shown in the table, characters.
 const SHOWN: usize = 72;
@@ -158,7 +158,7 @@ fn as_text(gguf: &Gguf, tensors: bool) -> String {
 fn write_text(out: &mut String, gguf: &Gguf, tensors: bool) -> std::fmt::Result {
     let all = total(gguf);
     for shard in gguf.shards() {
-        writeln!(out, "{}  {}, GGUF version {}", shard.path.display(), Bytes(shard.len), shard.version)?;
+        writeln!(out, "{}  {}, GGUF version {}", printable(&shard.path), Bytes(shard.len), shard.version)?;
     }
     writeln!(
         out,

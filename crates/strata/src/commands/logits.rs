@@ -10,9 +10,10 @@ use strata_gguf::{Gguf, WholeFile};
 use crate::args::LogitsArgs;
 use crate::config::Config;
 use crate::failure::Failure;
+use crate::interrupt::{self, Deferred};
 use crate::output::npy_header;
+use crate::progress;
 use crate::wiring::{Asked, Machine};
-use crate::{interrupt, progress};
 
 pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), Failure> {
     let ids = read_ids(&args.ids)?;
@@ -22,7 +23,7 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
             "--mtp needs at least 2 token ids: the draft block guesses from a token and the next",
         ));
     }
-    interrupt::catch(interrupt::ENDINGS)?;
+    interrupt::defer(Deferred::All);
     // What can't be written is known before the work for it.
     drop(WholeFile::create(&args.out, true)?);
     let model = machine.open(&args.model)?;
@@ -65,7 +66,9 @@ pub fn run(args: &LogitsArgs, config: &Config, machine: &Machine) -> Result<(), 
 fn check_is_not_model(out: &Path, gguf: &Gguf) -> Result<(), Failure> {
     let Ok(there) = fs::metadata(out) else { return Ok(()) };
     for shard in gguf.shards() {
-        let part = shard.file.metadata()?;
+        let part = shard.file.metadata().map_err(|error| {
+            Failure::failed(format!("{}: cannot look at it: {error}", shard.path.display()))
+        })?;
         if (part.dev(), part.ino()) == (there.dev(), there.ino()) {
             let (out, model) = (out.display(), shard.path.display());
             let why = format!("--out {out} is the model's own file {model}; give the array another name");

@@ -4,17 +4,19 @@ use std::io::Read;
 use std::time::Instant;
 
 use serde_json::json;
-use strata_engine::chat::{Answer, Chat, Manner, Part};
+use strata_engine::chat::{Answer, Chat, ChatError, Manner, Part};
 use strata_engine::{Engine, Reason, Request, Sampling, SeqId};
 use strata_model::Model;
+use strata_model::template::{PromptError, TemplateError};
 
 use crate::args::RunArgs;
+use crate::commands;
 use crate::config::{Config, Environment};
 use crate::delivery::{Outcome, Printer, deliver};
 use crate::failure::{Failure, say, warn};
+use crate::interrupt::{self, Deferred};
 use crate::output::print_json;
 use crate::wiring::{Asked, Machine};
-use crate::{commands, interrupt};
 
 pub fn run(
     args: &RunArgs,
@@ -35,18 +37,15 @@ pub fn run(
 
     let seq = engine.open()?;
     interrupt::cancels(engine.canceller(seq)?);
-    interrupt::catch(interrupt::KEYBOARD)?;
-    let manner = Manner { sampling, max_tokens: config.max_tokens, think: config.think };
+    interrupt::defer(Deferred::Keyboard);
+    let manner = Manner { sampling, max_tokens: config.max_tokens, think: config.think, cancel: None };
     let Some(prompt) = prompt else {
         return commands::chat::run(&mut engine, seq, manner, config, environment);
     };
 
-    let asked = ask(args, config, &mut engine, seq, &manner, &prompt);
+    let mut question = interrupt::or_end(|| ask(args, config, &mut engine, seq, &manner, &prompt))?;
     // To be asked forgets earlier cancellations.
-    if interrupt::raised() {
-        return Err(Failure::Interrupted);
-    }
-    let mut question = asked?;
+    interrupt::pass_on();
     let mut printer = Printer::new(environment);
     let outcome = deliver(&mut engine, &mut question.answer, &mut |part, text| match args.json {
         true => Ok(()),
@@ -82,15 +81,16 @@ pub fn run(
     } else if !config.quiet {
         say(outcome.speed(kept, answer.tokens().len()));
     }
-    if answer.part() == Part::Reasoning && !args.json {
-        warn_about_reasoning(&outcome);
+    if !args.json {
+        warn_about_reasoning(&outcome, &answer);
     }
     if outcome.reason == Reason::Cancelled { Err(Failure::Interrupted) } else { Ok(()) }
 }
 
 /// An answer that is all reasoning says nothing; that needs a word.
-pub fn warn_about_reasoning(outcome: &Outcome) {
-    if matches!(outcome.reason, Reason::Length | Reason::Context) {
+pub fn warn_about_reasoning(outcome: &Outcome, answer: &Answer) {
+    let cut = matches!(outcome.reason, Reason::Length | Reason::Context);
+    if cut && answer.part() == Part::Reasoning && !answer.tokens().is_empty() {
         warn("the answer ended inside its reasoning; raise --max-tokens or --context, or give --think off");
     }
 }
@@ -111,8 +111,8 @@ fn ask(
     let model = engine.model().clone();
     if !args.raw {
         let mut chat = Chat::new(model.tokenizer.clone(), seq, config.system.clone());
-        let template = template(&model)?;
-        let asked = chat.ask(template, engine, prompt, manner)?;
+        let asked = chat.ask(template(&model)?, engine, prompt, manner);
+        let asked = asked.map_err(|error| refused(&model, error))?;
         return Ok(Question { answer: asked.answer, kept: asked.kept });
     }
     let tokens = model.tokenizer.encode_start(prompt, true)?;
@@ -122,6 +122,15 @@ fn ask(
     request.max_tokens = manner.max_tokens;
     engine.submit(seq, request)?;
     Ok(Question { answer, kept: 0 })
+}
+
+/// Why a question can't be asked.
+pub fn refused(model: &Model, error: ChatError) -> Failure {
+    match error {
+        ChatError::Prompt(PromptError::Template(TemplateError::Cancelled)) => Failure::Interrupted,
+        ChatError::Prompt(error) => Failure::failed(format!("{}: {error}", model.gguf.path().display())),
+        error => error.into(),
+    }
 }
 
 /// The model's chat template.

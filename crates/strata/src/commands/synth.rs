@@ -7,7 +7,8 @@ use super::counted;
 use crate::args::SynthArgs;
 use crate::config::Config;
 use crate::failure::{Failure, say};
-use crate::{interrupt, progress};
+use crate::interrupt::{self, Deferred};
+use crate::progress;
 
 pub fn run(args: &SynthArgs, config: &Config) -> Result<(), Failure> {
     let geometry = Geometry::named(&args.geometry).map_err(refused)?;
@@ -21,16 +22,17 @@ pub fn run(args: &SynthArgs, config: &Config) -> Result<(), Failure> {
         overwrite: args.force,
         ..Options::new(geometry, formats, args.seed)
     };
-    interrupt::catch(interrupt::ENDINGS)?;
+    interrupt::defer(Deferred::All);
     let bar = progress::bytes(config.quiet, 0, "writing");
     let mut observe = |written: strata_synth::Progress| {
         bar.set_length(written.total);
         bar.set_position(written.written);
     };
-    let made = strata_synth::write(&options, &args.out, &mut observe, interrupt::flag());
+    let made = strata_synth::write(&options, &args.out, &mut observe, &interrupt::flag());
     bar.finish_and_clear();
     match made {
-        Err(SynthError::Cancelled(_)) => Err(Failure::Interrupted),
+        // Whatever a signal has led to.
+        Err(_) if interrupt::raised() => Err(Failure::Interrupted),
         Err(error) => Err(refused(error)),
         Ok(made) => {
             if !config.quiet {

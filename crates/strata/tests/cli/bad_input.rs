@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use assert_cmd::cargo::cargo_bin;
 
-use crate::program::{Ended, Place, golden, pebble};
+use crate::program::{Ended, Place, golden, pebble, with_template};
 
 /// Oracle: the sentence names the file and what is wrong with it. Each is a file that no command can use.
 #[test]
@@ -197,4 +197,21 @@ fn a_full_standard_output() {
         let ended = Ended::of(command.stdout(full).output().unwrap());
         ended.badly(1, &["standard output", "No space left"]);
     }
+}
+
+/// Oracle: the sentences name the flag, the model's file, or nothing that isn't so.
+#[test]
+fn sentences_name_their_cause() {
+    let place = Place::new();
+    let tiny = golden("tiny/tiny.gguf");
+    place.run(&["bench", &tiny, "--prompt", "513", "--gen", "0"]).badly(2, &["--prompt 513", "512"]);
+    place.run(&["bench", &tiny, "--prompt", "0", "--gen", "513"]).badly(2, &["--gen 513", "512"]);
+    let model = with_template(&place, "{{ nothing.at.all }}");
+    place.run(&["run", &model, "hello"]).badly(1, &["template.gguf", "chat template, line 1"]);
+    let cut = place.run(&["run", &pebble(), "hello", "-n", "0"]);
+    assert!(!cut.err.contains("reasoning"), "{cut:?}");
+    cut.well();
+    place.run(&["run", "no\u{1b}[2J.gguf", "hello"]).badly(1, &["no?[2J.gguf"]);
+    let ids = place.run(&["logits", &tiny, "--ids", "@no\u{1b}[2J", "--out", "x.npy"]);
+    ids.badly(1, &["no?[2J"]);
 }

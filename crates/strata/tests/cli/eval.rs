@@ -65,3 +65,18 @@ fn says_it_in_words() {
     assert!(words.starts_with(&format!("perplexity    {value:.4} ± ")), "{words}");
     assert!(words.contains("62 tokens in 2 windows of 64"), "{words}");
 }
+
+/// Oracle: a single token has no spread, so no error: none is said, and null in JSON. A path steers no terminal.
+#[test]
+fn a_single_token_has_no_error() {
+    let place = Place::new();
+    let other = place.name("other\u{1b}[2J.gguf");
+    std::fs::copy(pebble(), &other).unwrap();
+    let text = text("docs.txt");
+    let args = ["eval", &pebble(), &text, "--context", "3", "--windows", "1", "--against", &other];
+    let said = place.run(&args).well();
+    assert!(!said.contains('±') && !said.contains("NaN") && said.contains("1 token in 1 window"), "{said}");
+    assert!(said.contains("other?[2J.gguf"), "{said}");
+    let json = place.run(&[&args[..], &["--json"]].concat()).json();
+    assert!(json["perplexity_error"].is_null() && json["against"]["kl"]["error"].is_null(), "{json}");
+}

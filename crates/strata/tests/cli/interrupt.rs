@@ -1,15 +1,19 @@
 //! Ctrl-C: the documented exit code, and nothing half-written.
 
-use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::program::{Ended, Place, golden, pebble};
+use crate::program::{ENDLESS, Ended, Place, golden, pebble, wait_for_thread, with_template};
 
 fn interrupt(child: &Child) {
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    send(child, "-INT");
+}
+
+/// Sends a signal.
+pub fn send(child: &Child, signal: &str) {
+    let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
 }
 
@@ -117,16 +121,7 @@ fn is_not_lost_while_a_prompt_is_cut() {
     let place = Place::new();
     let mut child = place.start(&["run", &pebble(), "-", "--raw", "--quiet"]);
     child.stdin.take().unwrap().write_all(&long()).unwrap();
-    // It catches signals by a thread.
-    let threads = format!("/proc/{}/task", child.id());
-    let catches = || {
-        let threads = fs::read_dir(&threads).unwrap().map(|thread| thread.unwrap().path().join("comm"));
-        threads.map(fs::read_to_string).any(|name| name.is_ok_and(|name| name.trim() == "signals"))
-    };
-    while !catches() {
-        assert_eq!(child.try_wait().unwrap(), None, "it ended before it caught signals");
-        sleep(Duration::from_millis(1));
-    }
+    wait_for_thread(&mut child, "signals");
     interrupt(&child);
     let ended = Ended::of(child.wait_with_output().unwrap());
     assert_eq!((ended.code, ended.err.as_str()), (Some(130), ""));
@@ -151,4 +146,32 @@ fn the_end_of_the_input_is_an_end() {
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "");
     assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+/// Oracle: the documented exit codes, in the middle of a prompt that is never complete.
+#[test]
+fn ends_a_template_without_end() {
+    let place = Place::new();
+    let model = with_template(&place, ENDLESS);
+    for (signal, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
+        let mut child = place.start(&["run", &model, "hello"]);
+        wait_for_thread(&mut child, "template");
+        send(&child, signal);
+        let ended = Ended::of(child.wait_with_output().unwrap());
+        assert_eq!((ended.code, ended.err.as_str()), (Some(code), ""));
+    }
+}
+
+/// Oracle: the convention of `nohup`: what was ignored before stays so. The answer comes to its end.
+#[test]
+fn ignored_signals_stay_ignored() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_strata")]);
+    command.args(["run", &pebble(), "-", "--raw", "-n", "4", "--greedy", "--quiet"]).env_clear();
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    wait_for_thread(&mut child, "signals");
+    send(&child, "-HUP");
+    child.stdin.take().unwrap().write_all(b"The sea").unwrap();
+    Ended::of(child.wait_with_output().unwrap()).well();
 }

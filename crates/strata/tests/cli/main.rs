@@ -11,3 +11,4 @@ mod plan;
 mod program;
 mod run;
 mod synth;
+mod typed;

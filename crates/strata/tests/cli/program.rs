@@ -17,6 +17,37 @@ pub fn golden(name: &str) -> String {
     strata_testkit::golden::dir().join(name).display().to_string()
 }
 
+/// The bundled model with another chat template, which must not be longer than its own.
+pub fn with_template(place: &Place, template: &str) -> String {
+    const KEY: &[u8] = b"tokenizer.chat_template";
+    let mut bytes = std::fs::read(pebble()).unwrap();
+    let key = bytes.windows(KEY.len()).position(|window| window == KEY).unwrap();
+    // The key is followed by the type of its value (4 bytes) and its length (8).
+    let start = key + KEY.len() + 12;
+    let len = u64::from_le_bytes(bytes[start - 8..start].try_into().unwrap()) as usize;
+    assert!(template.len() <= len);
+    bytes[start..start + len].fill(b' ');
+    bytes[start..start + template.len()].copy_from_slice(template.as_bytes());
+    place.write("template.gguf", bytes)
+}
+
+/// A template that never ends, and makes longer and longer lists meanwhile.
+pub const ENDLESS: &str =
+    "{% set ns=namespace(a=[1]) %}{% for i in range(60) %}{% set ns.a=ns.a+ns.a %}{% endfor %}";
+
+/// Waits until the program has a thread of that name.
+pub fn wait_for_thread(child: &mut Child, name: &str) {
+    let threads = format!("/proc/{}/task", child.id());
+    let is_there = || {
+        let threads = std::fs::read_dir(&threads).unwrap().map(|thread| thread.unwrap().path().join("comm"));
+        threads.map(std::fs::read_to_string).any(|comm| comm.is_ok_and(|comm| comm.trim() == name))
+    };
+    while !is_there() {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended before it had a thread `{name}`");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 /// A folder of its own for each test, also the home folder of the programs it runs.
 pub struct Place {
     folder: TempDir,

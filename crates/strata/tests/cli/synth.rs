@@ -33,6 +33,9 @@ fn refuses_what_makes_no_sense() {
         place.run(&[&["synth", &out, "--geometry", geometry, "--formats", formats], more].concat())
     };
     synth("huge", "f32", &[]).badly(2, &["--geometry", "huge", "flash-next"]);
+    place.run(&["synth", ".", "--geometry", "tiny", "--formats", "f32"]).badly(1, &["is a folder"]);
+    synth("flash-next", "f32", &["--ngram-rows", "1000000000000"])
+        .badly(1, &["out.gguf", "GB free", "--ngram-rows"]);
     synth("tiny", "q9", &[]).badly(2, &["--formats", "q9", "ud-iq3_xxs"]);
     for skew in ["9", "0", "-1", "nan", "1e9"] {
         synth("tiny", "f32", &["--router-skew", skew]).badly(2, &["--router-skew", "above 0"]);
