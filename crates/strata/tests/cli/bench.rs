@@ -33,5 +33,5 @@ fn nothing_to_measure_is_refused() {
     let (place, model) = (Place::new(), golden("tiny/tiny.gguf"));
     place.run(&["bench", &model, "--prompt", "0", "--gen", "0"]).badly(2, &["--prompt", "--gen"]);
     place.run(&["bench", &model, "--reps", "0"]).badly(2, &["--reps"]);
-    place.run(&["bench", &model, "--prompt", "513"]).badly(2, &["--prompt and --gen", "513", "512"]);
+    place.run(&["bench", &model, "--prompt", "513"]).badly(2, &["--prompt 513", "512"]);
 }
