@@ -37,14 +37,6 @@ struct Few {
         uint32_t grid[F::GRID > 0 ? F::GRID : 1];
     };
 
-    /// Rows that a block may take where a row has so many units: they and their chains have room.
-    __host__ __device__ static constexpr int most_rows(int units) {
-        const int here = units < ROUND ? units : ROUND, chains = (here + SEGMENT - 1) / SEGMENT;
-        // A term more, so that the chains of neighbouring rows meet different banks.
-        const int by_terms = TERMS / (here + 1), by_threads = THREADS / (COLS * chains);
-        return by_terms < by_threads ? by_terms : by_threads;
-    }
-
     __device__ static int slot(int unit, int half) { return unit * 2 + (half ^ (unit >> 2 & 1)); }
 
     /// The terms of one unit and one column.
@@ -96,7 +88,7 @@ struct Few {
         }
     }
 
-    /// The products of `rows` rows (at most `most_rows`) at `weights` with `cols` columns of `units` units: those that `which` names, or the first
+    /// The products of `rows` rows (as many as `Products::few_rows` allows) at `weights` with `cols` columns of `units` units: those that `which` names, or the first
     /// ones. The thread with number `col * rows + row` returns that row and column's; the others return nothing of use.
     __device__ static float product(Shared& shared, const uint8_t* weights, int rows, const Columns& x, const uint32_t* which, int cols,
                                     int units) {

@@ -378,9 +378,13 @@ impl Backend for CudaBackend {
             return self.queue_timed(op);
         }
         let waiting = Waiting::new(op);
-        // One window at a time: its inputs have one place.
-        let spans = self.waiting.iter().rfind(|held| !held.spans.is_empty()).map(|held| &held.spans);
-        if !waiting.spans.is_empty() && spans.is_some_and(|spans| *spans != waiting.spans) {
+        // All of the list's inputs are brought before its first op: one window at a time, and one of what has one place.
+        let other_window = |held: &Waiting| !held.spans.is_empty() && held.spans != waiting.spans;
+        let collides = self
+            .waiting
+            .iter()
+            .any(|held| (!waiting.spans.is_empty() && other_window(held)) || waiting.shares_a_place(held));
+        if collides {
             self.flush()?;
         }
         self.waiting.push(waiting);

@@ -88,6 +88,12 @@ impl Waiting {
         }
     }
 
+    /// Whether both bring data to the same place on the device, other than the window.
+    pub(crate) fn shares_a_place(&self, other: &Waiting) -> bool {
+        let brings = |waiting: &Waiting| !waiting.ids.is_empty() || !waiting.table_rows.is_empty();
+        brings(self) && std::mem::discriminant(&self.bare) == std::mem::discriminant(&other.bare)
+    }
+
     /// Whether both are the same work on other tokens.
     fn same_work(&self, other: &Waiting) -> bool {
         let like = |(a, b): (&Span, &Span)| (a.slot, a.row, a.rows) == (b.slot, b.row, b.rows);
@@ -157,5 +163,53 @@ impl Recordings {
             self.0.remove(0);
         }
         self.0.push(Recording { ops, graph: None, costs });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_backend::{Buffer, Layer, MixerWeights, NgramWeights, SeqSlot, Weight};
+    use strata_quant::Format;
+
+    use super::*;
+
+    fn ngram(layer: u16, table_rows: &[u8], start: usize) -> Waiting {
+        let w = Weight(0);
+        let weights = NgramWeights { key: w, value: w, norm_key: w, norm_query: w, norm_conv: w, conv: w };
+        let spans = [Span { slot: SeqSlot(0), row: 0, rows: 1, start, cuts: vec![] }];
+        let (format, x) = (Format::F32, Buffer(0));
+        Waiting::new(&Op::Ngram {
+            layer: Layer(layer),
+            weights,
+            format,
+            scale: None,
+            table_rows,
+            spans: &spans,
+            x,
+        })
+    }
+
+    /// Oracle: each kind of data has one place on the device, so two n-gram blocks can't be in one list.
+    #[test]
+    fn what_shares_a_place_is_told() {
+        let w = Weight(0);
+        let weights = MixerWeights { norm: w, down: w, up: w, inject: None };
+        let (x, u, inject) = (Buffer(0), Buffer(1), Buffer(2));
+        let read = Waiting::new(&Op::MixerRead { weights, rows: 1, x, u, inject });
+        let head = Waiting::new(&Op::Head { mixer: weights, output: w, rows: &[0], x, logits: u });
+        assert!(ngram(1, &[1], 0).shares_a_place(&ngram(5, &[2], 0)));
+        assert!(head.shares_a_place(&head) && !head.shares_a_place(&ngram(1, &[1], 0)));
+        assert!(!read.shares_a_place(&read));
+    }
+
+    /// Oracle: tokens and positions differ from step to step, layers don't.
+    #[test]
+    fn the_same_work_is_found_again() {
+        let list = |layer, rows: &[u8], start| vec![ngram(layer, rows, start); FEWEST_OPS];
+        let mut known = Recordings::default();
+        known.note(list(1, &[7], 3), Vec::new());
+        assert!(Recordings::worth(&list(1, &[7], 3)) && !Recordings::worth(&list(1, &[7], 3)[1..]));
+        assert!(known.find(&list(1, &[9], 4)).is_some());
+        assert!(known.find(&list(2, &[7], 3)).is_none() && known.find(&list(1, &[7, 7], 3)).is_none());
     }
 }
