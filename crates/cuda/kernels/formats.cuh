@@ -88,6 +88,24 @@ struct Layout {
     __device__ static uint32_t word(const uint8_t* p) { return load16<ALIGN>(p); }
     __device__ static uint32_t dword(const uint8_t* p) { return load32<ALIGN>(p); }
     __device__ static float half(const uint8_t* p) { return half_to_float(uint16_t(word(p))); }
+    /// Consecutive words, of which neighbours share loads where the address is no multiple of four.
+    template <int N>
+    __device__ static void dwords(const uint8_t* p, uint32_t (&out)[N]) {
+        const uint32_t off = ALIGN >= 4 ? 0 : uint32_t(reinterpret_cast<uintptr_t>(p)) & 3;
+        const uint32_t* words = reinterpret_cast<const uint32_t*>(p - off);
+        uint32_t low = words[0];
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            if constexpr (ALIGN >= 4) {
+                out[k] = words[k];
+            } else {
+                // Beyond the last byte that is wanted nothing is read.
+                const uint32_t high = k + 1 < N || off > 0 ? words[k + 1] : 0;
+                out[k] = __funnelshift_r(low, high, off * 8);
+                low = high;
+            }
+        }
+    }
 
     /// A unit with one scale; its weights are filled in by the caller.
     __device__ static Unit plain(float d, int s0 = 1, int s1 = 0) {
@@ -103,9 +121,7 @@ struct Layout {
 struct Q8_0 : Layout<32, 34> {
     __device__ static Unit unit(const uint8_t* block, int, const uint32_t*) {
         Unit u = plain(half(block));
-        for (int k = 0; k < 8; k++) {
-            u.w[k] = dword(block + 2 + 4 * k);
-        }
+        dwords(block + 2, u.w);
         return u;
     }
 };
@@ -113,10 +129,11 @@ struct Q8_0 : Layout<32, 34> {
 struct Q4_0 : Layout<32, 18> {
     __device__ static Unit unit(const uint8_t* block, int, const uint32_t*) {
         Unit u = plain(half(block));
+        uint32_t q[4];
+        dwords(block + 2, q);
         for (int k = 0; k < 4; k++) {
-            const uint32_t q = dword(block + 2 + 4 * k);
-            u.w[k] = less<8>(q & 0x0f0f0f0fu);
-            u.w[k + 4] = less<8>(q >> 4 & 0x0f0f0f0fu);
+            u.w[k] = less<8>(q[k] & 0x0f0f0f0fu);
+            u.w[k + 4] = less<8>(q[k] >> 4 & 0x0f0f0f0fu);
         }
         return u;
     }
@@ -145,9 +162,10 @@ __device__ inline void fives(uint32_t q, uint32_t high, int k, uint32_t (&w)[8])
 struct Q5_0 : Layout<32, 22> {
     __device__ static Unit unit(const uint8_t* block, int, const uint32_t*) {
         Unit u = plain(half(block));
-        const uint32_t high = dword(block + 2);
+        uint32_t q[5];
+        dwords(block + 2, q);
         for (int k = 0; k < 4; k++) {
-            fives(dword(block + 6 + 4 * k), high, k, u.w);
+            fives(q[k + 1], q[0], k, u.w);
         }
         for (int k = 0; k < 8; k++) {
             u.w[k] = less<16>(u.w[k]);
@@ -205,10 +223,11 @@ struct Q3K : Layout<256, 110, 0, true> {
     }
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t*) {
         Unit u = plain(half(block + 108), scale(block, 2 * i), scale(block, 2 * i + 1));
+        uint32_t high[8], low[8];
+        dwords(block, high);
+        dwords(block + 32 + i / 4 * 32, low);
         for (int k = 0; k < 8; k++) {
-            const uint32_t high = dword(block + 4 * k) >> i & 0x01010101u;
-            const uint32_t low = dword(block + 32 + i / 4 * 32 + 4 * k) >> (i % 4 * 2) & 0x03030303u;
-            u.w[k] = less<4>(low | high << 2);
+            u.w[k] = less<4>((low[k] >> (i % 4 * 2) & 0x03030303u) | (high[k] >> i & 0x01010101u) << 2);
         }
         return u;
     }
@@ -258,10 +277,11 @@ struct Q6K : Layout<256, 210, 0, true> {
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t*) {
         const uint32_t both = word(block + 192 + 2 * i);
         Unit u = plain(half(block + 208), int8_t(both & 255), int8_t(both >> 8));
+        uint32_t low[8], high[8];
+        dwords(block + i / 4 * 64 + i % 2 * 32, low);
+        dwords(block + 128 + i / 4 * 32, high);
         for (int k = 0; k < 8; k++) {
-            const uint32_t low = dword(block + i / 4 * 64 + i % 2 * 32 + 4 * k) >> (i % 4 / 2 * 4) & 0x0f0f0f0fu;
-            const uint32_t high = dword(block + 128 + i / 4 * 32 + 4 * k) >> (i % 4 * 2) & 0x03030303u;
-            u.w[k] = less<32>(low | high << 4);
+            u.w[k] = less<32>((low[k] >> (i % 4 / 2 * 4) & 0x0f0f0f0fu) | (high[k] >> (i % 4 * 2) & 0x03030303u) << 4);
         }
         return u;
     }
@@ -313,10 +333,11 @@ __device__ inline void signed8(const uint32_t* grid, uint32_t index, uint32_t si
 struct Iq2Xxs : Layout<256, 66, 0, false, 512> {
     __device__ static const uint32_t* codebook() { return CODEBOOK_IQ2_XXS; }
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t* grid) {
-        const uint32_t indices = dword(block + 2 + 8 * i), packed = dword(block + 6 + 8 * i);
-        Unit u = plain(half(block) / 8.0f, 2 * int(packed >> 28) + 1);
+        uint32_t packed[2];
+        dwords(block + 2 + 8 * i, packed);
+        Unit u = plain(half(block) / 8.0f, 2 * int(packed[1] >> 28) + 1);
         for (int g = 0; g < 4; g++) {
-            signed8(grid, indices >> (8 * g) & 255, even_signs(packed >> (7 * g)), u.w + 2 * g);
+            signed8(grid, packed[0] >> (8 * g) & 255, even_signs(packed[1] >> (7 * g)), u.w + 2 * g);
         }
         return u;
     }
@@ -387,8 +408,10 @@ __device__ constexpr uint32_t E2M1[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 
 struct Iq4Nl : Layout<32, 18> {
     __device__ static Unit unit(const uint8_t* block, int, const uint32_t*) {
         Unit u = plain(half(block));
+        uint32_t q[4];
+        dwords(block + 2, q);
         for (int k = 0; k < 4; k++) {
-            lookup(dword(block + 2 + 4 * k), IQ4, u.w[k], u.w[k + 4]);
+            lookup(q[k], IQ4, u.w[k], u.w[k + 4]);
         }
         return u;
     }
@@ -412,8 +435,10 @@ struct Mxfp4 : Layout<32, 17> {
     }
     __device__ static Unit unit(const uint8_t* block, int, const uint32_t*) {
         Unit u = plain(scale(block[0]));
+        uint32_t q[4];
+        dwords(block + 1, q);
         for (int k = 0; k < 4; k++) {
-            lookup(dword(block + 1 + 4 * k), E2M1, u.w[k], u.w[k + 4]);
+            lookup(q[k], E2M1, u.w[k], u.w[k + 4]);
         }
         return u;
     }

@@ -6,6 +6,7 @@
 // three or five to a value: these, not the matrix instructions, are what the time goes to.
 #pragma once
 
+#include "copy.cuh"
 #include "few.cuh"
 
 namespace strata {
@@ -13,29 +14,11 @@ namespace strata {
 /// An accumulator of integers that starts at it holds, read as a float, 1.5 * 2^23 plus the integer: no conversion is needed.
 constexpr float MAGIC = 12582912.0f;
 
-__device__ inline uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
-
 /// Four matrices of eight rows of 16 bytes; lane `i` says where row `i % 8` of matrix `i / 8` is.
 __device__ inline void load_matrices(uint32_t (&out)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                  : "r"(shared_address(row)));
-}
-
-/// Starts a copy of 16 bytes to shared memory.
-__device__ inline void copy16(void* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from));
-#else
-    *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
-#endif
-}
-
-/// Waits for this thread's copies.
-__device__ inline void copies_done() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;");
-#endif
 }
 
 /// `c += a * b` over 16 values: `a` 16 rows, `b` 8 columns.

@@ -1,5 +1,6 @@
 // Dense products, activation quantisation and row decoding.
 #include "many.cuh"
+#include "one.cuh"
 
 namespace strata {
 
@@ -37,6 +38,88 @@ struct ProductParams {
     /// Rows of a block of threads.
     uint32_t rows, cols, k, tile;
 };
+
+/// One of the matrices that a launch multiplies with the same column.
+struct OneMatrix {
+    const uint8_t* weights;
+    float* out;
+    const float* scale;
+    /// `tile` rows of a block of threads, the first of which is number `first`.
+    uint32_t format, rows, tile, first;
+};
+
+struct OneParams {
+    OneMatrix matrices[6];
+    /// Quantised, and as it is, for float weights.
+    Column x;
+    const float* floats;
+    uint32_t count, k;
+};
+
+constexpr int ONE_THREADS = 128;
+
+template <class F>
+__device__ void block_rows(const OneParams& p, const OneMatrix& m, uint8_t* room) {
+    using Rows = One<F, ONE_THREADS>;
+    const int first = (blockIdx.x - m.first) * m.tile, rows = min(m.tile, m.rows - first), units = p.k / 32;
+    const uint32_t row_bytes = Rows::row_bytes(units);
+    const uint8_t* raw = bring<ONE_THREADS>(room, m.weights + size_t(first) * row_bytes, rows * row_bytes);
+    const Rows one(room + brought(m.tile * row_bytes), m.tile, units);
+    one.prepare();
+    ready();
+    one.bring_column(p.x, units);
+    copies_done();
+    __syncthreads();
+    const float sum = one.product(rows, units, [&](int r) { return raw + r * row_bytes; });
+    if (threadIdx.x < rows) {
+        m.out[first + threadIdx.x] = m.scale == nullptr ? sum : sum * *m.scale;
+    }
+}
+
+/// Rows of float weights: a warp each.
+template <class T>
+__device__ void float_rows(const OneParams& p, const OneMatrix& m, uint8_t* room) {
+    const int first = (blockIdx.x - m.first) * m.tile, rows = min(m.tile, m.rows - first), lane = threadIdx.x % WARP;
+    const uint32_t row_bytes = p.k * uint32_t(sizeof(T));
+    const T* w = reinterpret_cast<const T*>(
+        bring<ONE_THREADS>(room, m.weights + size_t(first) * row_bytes, rows * row_bytes));
+    ready();
+    const float* x = reinterpret_cast<const float*>(bring<ONE_THREADS>(room + brought(m.tile * row_bytes), p.floats, p.k * 4));
+    copies_done();
+    __syncthreads();
+    for (int r = threadIdx.x / WARP; r < rows; r += ONE_THREADS / WARP) {
+        float acc = 0.0f;
+#pragma unroll 16
+        for (uint32_t j = lane; j < p.k; j += WARP) {
+            acc = fma(widen(w + size_t(r) * p.k + j), x[j], acc);
+        }
+        const float sum = fold(acc);
+        if (lane == 0) {
+            m.out[first + r] = m.scale == nullptr ? sum : sum * *m.scale;
+        }
+    }
+}
+
+/// All rows of several matrices with one column.
+extern "C" __global__ void __launch_bounds__(ONE_THREADS) strata_one(const __grid_constant__ OneParams p) {
+    extern __shared__ __align__(16) uint8_t room[];
+    pass();
+    uint32_t which = 0;
+    while (which + 1 < p.count && blockIdx.x >= p.matrices[which + 1].first) {
+        which++;
+    }
+    const OneMatrix& m = p.matrices[which];
+    switch (m.format) {
+        case CODE_f32:
+            return float_rows<float>(p, m, room);
+        case CODE_f16:
+            return float_rows<Half>(p, m, room);
+        case CODE_bf16:
+            return float_rows<Bfloat>(p, m, room);
+        default:
+            with_format(m.format, [&](auto f) { block_rows<decltype(f)>(p, m, room); });
+    }
+}
 
 template <class F, class Product, int COLS>
 __device__ void product(const ProductParams& p) {
@@ -95,12 +178,8 @@ __device__ void decode_units(const DecodeParams& p) {
 }
 
 #define STRATA_KERNELS(F, NAME)                                                                                     \
-    extern "C" __device__ uint32_t strata_product_1_##NAME##_shared = sizeof(FewOne<F>::Shared);       \
+    extern "C" __device__ uint32_t strata_format_##NAME[3] = {CODE_##NAME, SECOND<F>, F::GRID};                     \
     extern "C" __device__ uint32_t strata_product_8_##NAME##_shared = sizeof(FewEight<F>::Shared);        \
-    extern "C" __global__ void __launch_bounds__(FEW_THREADS) strata_product_1_##NAME(                                  \
-        const __grid_constant__ ProductParams p) {                                                                 \
-        product<F, FewOne<F>, 1>(p);                                                                                      \
-    }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(FEW_THREADS) strata_product_8_##NAME(                                  \
         const __grid_constant__ ProductParams p) {                                                                 \
         product<F, FewEight<F>, 8>(p);                                                                                       \
@@ -114,5 +193,8 @@ __device__ void decode_units(const DecodeParams& p) {
         decode_units<F>(p);                                                                                              \
     }
 STRATA_BLOCK_FORMATS(STRATA_KERNELS)
+extern "C" __device__ uint32_t strata_format_f32[3] = {CODE_f32, 0, 0};
+extern "C" __device__ uint32_t strata_format_f16[3] = {CODE_f16, 0, 0};
+extern "C" __device__ uint32_t strata_format_bf16[3] = {CODE_bf16, 0, 0};
 
 }  // namespace strata

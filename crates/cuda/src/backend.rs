@@ -12,7 +12,7 @@ use strata_residency::{ExpertStore, LayerSource};
 use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, Stream};
 use crate::inputs::{Ids, Inputs};
 use crate::memory::{self, Described};
-use crate::ops::{self, Columns, Kernels, OpError, Routing};
+use crate::ops::{self, Columns, Kernels, Left, OpError, Routing};
 use crate::recording::{Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
@@ -73,6 +73,7 @@ impl Build for Cuda {
     ) -> Result<Described, BackendError> {
         spec.shape.qsa.as_ref().map_or(Ok(()), ops::check_attention)?;
         spec.shape.gdn.as_ref().map_or(Ok(()), ops::check_gdn)?;
+        ops::check_routing(&spec.shape.moe)?;
         Ok(memory::describe(spec, weights, experts, plan))
     }
 
@@ -107,6 +108,8 @@ pub(crate) struct CudaBackend {
     /// A mixer's output, quantised; and the address of the buffer that it is of, while it is.
     pub(crate) mixed: Option<Columns>,
     pub(crate) fresh: Option<u64>,
+    /// A mixer's write that is queued with the next norm.
+    pub(crate) left: Option<Left>,
     /// `[context][cos, sin][rotary / 2]`
     pub(crate) rope: DeviceSlice<f32>,
     scratch: DeviceSlice<u8>,
@@ -168,6 +171,7 @@ impl CudaBackend {
             routing: Routing::new(&spec, &mut kept),
             mixed: ops::mixed(&spec, &mut kept),
             fresh: None,
+            left: None,
             rope,
             scratch: memory.part(described.scratch.offset(), described.scratch.bytes()),
             buffers: buffers.collect(),
@@ -213,6 +217,7 @@ impl CudaBackend {
 
     /// Queues an op; the bytes of weights and state that it reads.
     fn queue(&mut self, op: &Op<'_>) -> Result<usize, BackendError> {
+        self.write_left(Some(op))?;
         match op {
             Op::Embed { table, tokens, x } => self.embed(*table, tokens, *x),
             Op::Ngram { layer, weights, format, scale, table_rows, spans, x } => {
@@ -244,8 +249,14 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Queues what waits: as a recording, where the same work came before.
+    /// Queues all that was submitted.
     fn flush(&mut self) -> Result<(), BackendError> {
+        self.flush_waiting()?;
+        self.write_left(None)
+    }
+
+    /// Queues what waits: as a recording, where the same work came before.
+    fn flush_waiting(&mut self) -> Result<(), BackendError> {
         let ops = std::mem::take(&mut self.waiting);
         if !Recordings::worth(&ops) {
             return ops.iter().try_for_each(|waiting| self.queue_timed(&waiting.op()));
@@ -261,6 +272,7 @@ impl CudaBackend {
             // The first time tells what each op costs.
             self.add_times()?;
             ops.iter().try_for_each(|waiting| self.queue_timed(&waiting.op()))?;
+            self.write_left(None)?;
             self.stream.synchronize().map_err(failed)?;
             let mut costs = Vec::with_capacity(ops.len());
             for Timed { start, end, costs: of } in &self.timed {
@@ -282,7 +294,8 @@ impl CudaBackend {
                     let op = waiting.op();
                     self.fresh = self.fresh.filter(|_| reads_mixed(&op));
                     self.queue(&op).map(|_| ()).map_err(Failed)
-                })
+                })?;
+                self.write_left(None).map_err(Failed)
             });
             self.recording = false;
             known.graph = Some(recorded?);
@@ -374,7 +387,7 @@ impl Backend for CudaBackend {
     fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError> {
         self.context.enter().map_err(failed)?;
         if rows(op) > MOST_ROWS {
-            self.flush()?;
+            self.flush_waiting()?;
             return self.queue_timed(op);
         }
         let waiting = Waiting::new(op);

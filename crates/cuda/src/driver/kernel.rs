@@ -4,10 +4,12 @@ use std::ffi::{CString, c_void};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::table::Opaque;
+use super::table::{LaunchAttribute, LaunchConfig, Opaque};
 use super::{Context, DriverError, Stream, call};
 
 const MAX_DYNAMIC_SHARED: i32 = 8;
+/// The kernel may start while the one in front of it in its stream still runs.
+static EARLY: LaunchAttribute = LaunchAttribute { id: 6, value: [1, 0, 0, 0, 0, 0, 0, 0] };
 
 /// Compiled kernels on a GPU.
 #[derive(Clone)]
@@ -72,7 +74,32 @@ impl Module {
             }
         }
         assert_eq!(size, size_of::<P>(), "the parameter of {name}");
-        Ok(Kernel { module: self.clone(), raw, shared, of: PhantomData })
+        Ok(Kernel { module: self.clone(), raw, shared, early: false, of: PhantomData })
+    }
+
+    /// A kernel that is told at every launch how much shared memory its blocks have.
+    pub fn dynamic_kernel<P: Copy>(&self, name: &str) -> Result<Kernel<P>, DriverError> {
+        let kernel = self.kernel(name)?;
+        let (context, raw) = (&self.0.context, kernel.raw);
+        // SAFETY: the function is this module's.
+        unsafe {
+            call!(context.table(), function_set(raw, MAX_DYNAMIC_SHARED, context.device().shared_memory as i32))
+        }?;
+        Ok(kernel)
+    }
+
+    /// Words that a module has beside its kernels.
+    pub fn words<const N: usize>(&self, name: &str) -> Result<[u32; N], DriverError> {
+        let table = self.0.context.table();
+        let name = CString::new(name).expect("names have no zeros");
+        let (mut at, mut len, mut words) = (0, 0, [0; N]);
+        // SAFETY: the module is alive; the calls write an address, a length, and as many bytes as the words have.
+        unsafe {
+            call!(table, module_variable(&mut at, &mut len, self.0.raw, name.as_ptr()))?;
+            assert_eq!(len, size_of_val(&words), "the words {name:?}");
+            call!(table, read(words.as_mut_ptr().cast(), at, len))?;
+        }
+        Ok(words)
     }
 }
 
@@ -89,6 +116,7 @@ pub struct Kernel<P> {
     module: Module,
     raw: Opaque,
     shared: u32,
+    early: bool,
     of: PhantomData<fn(P)>,
 }
 
@@ -96,34 +124,51 @@ pub struct Kernel<P> {
 unsafe impl<P> Send for Kernel<P> {}
 
 impl<P: Copy> Kernel<P> {
+    /// Has it start while the kernel in front of it still runs, on GPUs that can. The kernel calls `ready()` before it touches anything that another kernel
+    /// reads or writes.
+    pub fn early(self) -> Kernel<P> {
+        let early = self.module.0.context.device().capability >= (9, 0);
+        Kernel { early, ..self }
+    }
+
     /// Queues a launch. Nothing is launched for a grid without blocks.
     ///
     /// # Safety
     /// Every address in `parameters` leads to as much device memory as the kernel reads and writes for these sizes, alive until it is done,
     /// and no other queued work touches what it writes.
     pub unsafe fn launch(&self, stream: &Stream, grid: Grid, parameters: &P) -> Result<(), DriverError> {
-        let [x, y, z] = grid.blocks;
-        if x == 0 || y == 0 || z == 0 {
+        // SAFETY: the caller's.
+        unsafe { self.launch_with(stream, grid, self.shared, parameters) }
+    }
+
+    /// The same with so many bytes of shared memory a block.
+    ///
+    /// # Safety
+    /// As for `launch`; and so many bytes are what the kernel lays out for these parameters.
+    pub unsafe fn launch_with(
+        &self,
+        stream: &Stream,
+        grid: Grid,
+        shared: u32,
+        parameters: &P,
+    ) -> Result<(), DriverError> {
+        if grid.blocks.contains(&0) {
             return Ok(());
         }
+        let config = LaunchConfig {
+            blocks: grid.blocks,
+            threads: [grid.threads, 1, 1],
+            shared,
+            stream: stream.raw(),
+            attributes: &EARLY,
+            count: u32::from(self.early),
+        };
         let mut arguments = [std::ptr::from_ref(parameters).cast_mut().cast::<c_void>()];
         // SAFETY: one parameter of the size that the kernel was found to take, copied by the driver; the rest is the caller's.
         unsafe {
             call!(
                 self.module.0.context.table(),
-                launch(
-                    self.raw,
-                    x,
-                    y,
-                    z,
-                    grid.threads,
-                    1,
-                    1,
-                    self.shared,
-                    stream.raw(),
-                    arguments.as_mut_ptr(),
-                    std::ptr::null_mut()
-                )
+                launch(&config, self.raw, arguments.as_mut_ptr(), std::ptr::null_mut())
             )
         }
     }

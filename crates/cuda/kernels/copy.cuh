@@ -1,0 +1,53 @@
+// Copies from device memory to shared memory that run beside the threads that started them.
+#pragma once
+
+#include <cstdint>
+
+namespace strata {
+
+__device__ inline uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+/// Starts a copy of 16 bytes to shared memory.
+__device__ inline void copy16(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from));
+#else
+    *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+#endif
+}
+
+/// Starts a copy of 4 bytes.
+__device__ inline void copy4(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from));
+#else
+    *static_cast<uint32_t*>(to) = *static_cast<const uint32_t*>(from);
+#endif
+}
+
+/// Waits for this thread's copies.
+__device__ inline void copies_done() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+/// Bytes of shared memory that `bring` takes. Twin: `ops/one.rs`.
+__device__ constexpr uint32_t brought(uint32_t bytes) { return (bytes + 15 + 15) / 16 * 16; }
+
+/// Starts copying `bytes` bytes by all threads; returns where the first will lie. An allocation starts at a multiple of 16, so nothing in front of one is read.
+template <int THREADS>
+__device__ inline const uint8_t* bring(uint8_t* room, const void* from, uint32_t bytes) {
+    const uint32_t off = uint32_t(reinterpret_cast<uintptr_t>(from)) & 15, all = off + bytes;
+    const uint8_t* first = static_cast<const uint8_t*>(from) - off;
+    for (uint32_t i = threadIdx.x; i < all / 16; i += THREADS) {
+        copy16(room + 16 * i, first + 16 * i);
+    }
+    const uint32_t last = all / 16 * 16 + threadIdx.x;
+    if (threadIdx.x < all % 16) {
+        room[last] = first[last];
+    }
+    return room + off;
+}
+
+}  // namespace strata
