@@ -32,20 +32,31 @@ __device__ inline void copies_done() {
 #endif
 }
 
+/// Waits for this thread's copies but those behind the last `copies_so_far`.
+__device__ inline void copies_before_done() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+#endif
+}
+
+/// Ends a group of copies.
+__device__ inline void copies_so_far() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
 /// Bytes of shared memory that `bring` takes. Twin: `ops/one.rs`.
 __device__ constexpr uint32_t brought(uint32_t bytes) { return (bytes + 15 + 15) / 16 * 16; }
 
-/// Starts copying `bytes` bytes by all threads; returns where the first will lie. An allocation starts at a multiple of 16, so nothing in front of one is read.
+/// Starts copying `bytes` bytes by all threads; returns where the first will lie. They are copied with the whole 16 bytes that the first and
+/// the last lie in, which are the same allocation's: those start and end at multiples of 16.
 template <int THREADS>
 __device__ inline const uint8_t* bring(uint8_t* room, const void* from, uint32_t bytes) {
-    const uint32_t off = uint32_t(reinterpret_cast<uintptr_t>(from)) & 15, all = off + bytes;
+    const uint32_t off = uint32_t(reinterpret_cast<uintptr_t>(from)) & 15;
     const uint8_t* first = static_cast<const uint8_t*>(from) - off;
-    for (uint32_t i = threadIdx.x; i < all / 16; i += THREADS) {
+    for (uint32_t i = threadIdx.x; i < (off + bytes + 15) / 16; i += THREADS) {
         copy16(room + 16 * i, first + 16 * i);
-    }
-    const uint32_t last = all / 16 * 16 + threadIdx.x;
-    if (threadIdx.x < all % 16) {
-        room[last] = first[last];
     }
     return room + off;
 }

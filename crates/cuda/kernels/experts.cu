@@ -70,10 +70,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped(const __gri
         const Rows one(room + brought(p.tile * row_bytes), p.tile, units);
         one.prepare();
         for (uint32_t c = place; c < place + cols; c++) {
-            one.bring_column(column(p.x, p.order, c, p.k), units);
+            one.bring_column(column(p.x, p.order, c, p.k));
             copies_done();
             __syncthreads();
-            const float sum = one.product(rows, units, [&](int r) { return raw + r * row_bytes; });
+            const float sum = one.product(rows, [&](int r) { return raw + r * row_bytes; });
             if (threadIdx.x < rows) {
                 p.out[size_t(c) * p.rows + first + threadIdx.x] = p.scales == nullptr ? sum : sum * p.scales[expert];
             }
@@ -104,11 +104,11 @@ extern "C" __global__ void __launch_bounds__(HIDDEN_THREADS) strata_hidden(const
         const Rows one(raw + 2 * piece, 64, units);
         one.prepare();
         for (uint32_t c = place; c < place + cols; c++) {
-            one.bring_column(column(p.x, p.order, c, p.k), units);
+            one.bring_column(column(p.x, p.order, c, p.k));
             copies_done();
             __syncthreads();
             const float sum =
-                one.product(64, units, [&](int r) { return r < 32 ? gate + r * row_bytes : up + (r - 32) * row_bytes; });
+                one.product(64, [&](int r) { return r < 32 ? gate + r * row_bytes : up + (r - 32) * row_bytes; });
             if (thread < 64) {
                 const float* scales = thread < 32 ? p.scales : p.up_scales;
                 products[thread] = scales == nullptr ? sum : sum * scales[expert];

@@ -69,7 +69,7 @@ struct Few {
         const size_t row_bytes = size_t(units / PER_BLOCK) * F::BYTES;
         float total = 0.0f;
         for (int from = 0; from < units; from += ROUND) {
-            const int here = min(ROUND, units - from), stride = here + 1, chains = (here + SEGMENT - 1) / SEGMENT;
+            const int here = min(ROUND, units - from), stride = here + 2 + (here & 1), chains = (here + SEGMENT - 1) / SEGMENT;
             load(shared, x, which, cols, units, from, here);
             __syncthreads();
 #pragma unroll 2

@@ -7,6 +7,7 @@
 //   HALVES      whether a unit has two integer sub-scales, one per 16 values
 //   SPLIT       whether it has two float scales (NVFP4): two terms, one FMA each
 //   MINIMUM     0 none, 1 added, -1 subtracted
+//   ZERO        what is to be taken from every weight that `unit` gives
 //   GRID        32-bit words of its code book, staged in shared memory; 0 for none
 //   unit(block, i, grid)  the `i`-th 32 weights of a block
 #pragma once
@@ -78,9 +79,9 @@ __device__ inline void lookup(uint32_t nibbles, const uint32_t (&table)[4], uint
 }
 
 /// What most formats have in common.
-template <int LEN_, int BYTES_, int MINIMUM_ = 0, bool HALVES_ = false, int GRID_ = 0>
+template <int LEN_, int BYTES_, int MINIMUM_ = 0, bool HALVES_ = false, int GRID_ = 0, int ZERO_ = 0>
 struct Layout {
-    static constexpr int LEN = LEN_, BYTES = BYTES_, MINIMUM = MINIMUM_, GRID = GRID_;
+    static constexpr int LEN = LEN_, BYTES = BYTES_, MINIMUM = MINIMUM_, GRID = GRID_, ZERO = ZERO_;
     static constexpr int ALIGN = BYTES_ % 4 == 0 ? 4 : BYTES_ % 2 == 0 ? 2 : 1;
     static constexpr bool HALVES = HALVES_, SPLIT = false;
 
@@ -126,14 +127,14 @@ struct Q8_0 : Layout<32, 34> {
     }
 };
 
-struct Q4_0 : Layout<32, 18> {
+struct Q4_0 : Layout<32, 18, 0, false, 0, 8> {
     __device__ static Unit unit(const uint8_t* block, int, const uint32_t*) {
         Unit u = plain(half(block));
         uint32_t q[4];
         dwords(block + 2, q);
         for (int k = 0; k < 4; k++) {
-            u.w[k] = less<8>(q[k] & 0x0f0f0f0fu);
-            u.w[k + 4] = less<8>(q[k] >> 4 & 0x0f0f0f0fu);
+            u.w[k] = q[k] & 0x0f0f0f0fu;
+            u.w[k + 4] = q[k] >> 4 & 0x0f0f0f0fu;
         }
         return u;
     }
@@ -159,16 +160,13 @@ __device__ inline void fives(uint32_t q, uint32_t high, int k, uint32_t (&w)[8])
     w[k + 4] = (q >> 4 & 0x0f0f0f0fu) | spread(high >> (4 * k + 16)) << 4;
 }
 
-struct Q5_0 : Layout<32, 22> {
+struct Q5_0 : Layout<32, 22, 0, false, 0, 16> {
     __device__ static Unit unit(const uint8_t* block, int, const uint32_t*) {
         Unit u = plain(half(block));
         uint32_t q[5];
         dwords(block + 2, q);
         for (int k = 0; k < 4; k++) {
             fives(q[k + 1], q[0], k, u.w);
-        }
-        for (int k = 0; k < 8; k++) {
-            u.w[k] = less<16>(u.w[k]);
         }
         return u;
     }
@@ -187,7 +185,7 @@ struct Q5_1 : Layout<32, 24, 1> {
     }
 };
 
-struct Q2_0 : Layout<64, 18> {
+struct Q2_0 : Layout<64, 18, 0, false, 0, 1> {
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t*) {
         Unit u = plain(half(block));
         for (int k = 0; k < 8; k += 2) {
@@ -195,7 +193,7 @@ struct Q2_0 : Layout<64, 18> {
             const uint32_t two = word(block + 2 + 8 * i + k);
             for (int j = 0; j < 2; j++) {
                 const uint32_t b = two >> (8 * j);
-                u.w[k + j] = less<1>((b & 3) | (b & 12) << 6 | (b & 48) << 12 | (b & 192) << 18);
+                u.w[k + j] = (b & 3) | (b & 12) << 6 | (b & 48) << 12 | (b & 192) << 18;
             }
         }
         return u;
@@ -215,7 +213,7 @@ struct Q2K : Layout<256, 84, -1, true> {
     }
 };
 
-struct Q3K : Layout<256, 110, 0, true> {
+struct Q3K : Layout<256, 110, 0, true, 0, 4> {
     __device__ static int scale(const uint8_t* block, int j) {
         const int low = block[96 + j % 8] >> (j / 8 * 4) & 15;
         const int high = block[104 + j % 4] >> (j / 4 * 2) & 3;
@@ -227,7 +225,7 @@ struct Q3K : Layout<256, 110, 0, true> {
         dwords(block, high);
         dwords(block + 32 + i / 4 * 32, low);
         for (int k = 0; k < 8; k++) {
-            u.w[k] = less<4>((low[k] >> (i % 4 * 2) & 0x03030303u) | (high[k] >> i & 0x01010101u) << 2);
+            u.w[k] = (low[k] >> (i % 4 * 2) & 0x03030303u) | (high[k] >> i & 0x01010101u) << 2;
         }
         return u;
     }
@@ -273,7 +271,7 @@ struct Q5K : Layout<256, 176, -1> {
     }
 };
 
-struct Q6K : Layout<256, 210, 0, true> {
+struct Q6K : Layout<256, 210, 0, true, 0, 32> {
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t*) {
         const uint32_t both = word(block + 192 + 2 * i);
         Unit u = plain(half(block + 208), int8_t(both & 255), int8_t(both >> 8));
@@ -281,7 +279,7 @@ struct Q6K : Layout<256, 210, 0, true> {
         dwords(block + i / 4 * 64 + i % 2 * 32, low);
         dwords(block + 128 + i / 4 * 32, high);
         for (int k = 0; k < 8; k++) {
-            u.w[k] = less<32>((low[k] >> (i % 4 / 2 * 4) & 0x0f0f0f0fu) | (high[k] >> (i % 4 * 2) & 0x03030303u) << 4);
+            u.w[k] = (low[k] >> (i % 4 / 2 * 4) & 0x0f0f0f0fu) | (high[k] >> (i % 4 * 2) & 0x03030303u) << 4;
         }
         return u;
     }
@@ -466,9 +464,21 @@ struct Nvfp4 : Layout<64, 36, 0, true> {
     }
 };
 
+/// The weights of a unit themselves, as bytes.
+template <class F>
+__device__ inline void centre(Unit& u) {
+    if constexpr (F::ZERO > 0) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            u.w[k] = less<F::ZERO>(u.w[k]);
+        }
+    }
+}
+
 /// The values of a unit.
 template <class F>
-__device__ inline void decode(const Unit& u, float (&out)[32]) {
+__device__ inline void decode(Unit u, float (&out)[32]) {
+    centre<F>(u);
 #pragma unroll
     for (int i = 0; i < 32; i++) {
         const int half = i / 16;

@@ -113,6 +113,7 @@ struct Many {
             Unit u = {};
             if (row < rows && unit < units) {
                 u = F::unit(weights + row * row_bytes + size_t(unit / PER_BLOCK) * F::BYTES, unit % PER_BLOCK, grid);
+                centre<F>(u);
             }
             uint4* to = reinterpret_cast<uint4*>(stage.w[row] + part * 32);
             to[0] = uint4{u.w[0], u.w[1], u.w[2], u.w[3]};

@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(256) strata_narrow(const __grid_con
         }
         copies_done();
         __syncthreads();
-        const float sum = one.product(rows, units, [&](int r) { return raw + r / 32 * stride + r % 32 * row_bytes; });
+        const float sum = one.product(rows, [&](int r) { return raw + r / 32 * stride + r % 32 * row_bytes; });
         if (threadIdx.x < rows) {
             gates[threadIdx.x] = sigmoid(p.scale == nullptr ? sum : sum * *p.scale);
         }

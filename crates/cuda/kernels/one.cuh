@@ -43,7 +43,8 @@ struct Column {
     const uint32_t* sums;
 };
 
-/// A block's shared memory, for some rows of `units` units: behind one another. Twin: `ops/one.rs`, which counts it.
+/// A block's shared memory, for up to `rows` rows of `units` units: behind one another, the column in the same place for all formats. Twin:
+/// `ops/one.rs`, which counts it.
 template <class F, int THREADS>
 struct One {
     static constexpr int PER_BLOCK = F::LEN / 32;
@@ -53,19 +54,23 @@ struct One {
     uint4* q;
     float* d;
     uint32_t* sums;
-    float* chains;
+    uint32_t* grid;
     float2* first;
     float2* second;
-    uint32_t* grid;
+    float* chains;
+    int rows, units, stride;
 
-    __device__ One(uint8_t* room, int rows, int units) {
+    /// `rows` is a power of two, at most `THREADS / PER_BLOCK`.
+    __device__ One(uint8_t* room, int rows, int units) : rows(rows), units(units) {
         q = reinterpret_cast<uint4*>(room);
-        first = reinterpret_cast<float2*>(q + 2 * units);
-        second = first + rows * (units + 1);
-        d = reinterpret_cast<float*>(second + (SECOND<F> ? rows * (units + 1) : 0));
+        d = reinterpret_cast<float*>(q + 2 * units);
         sums = reinterpret_cast<uint32_t*>(d + units);
-        chains = reinterpret_cast<float*>(sums + units);
-        grid = reinterpret_cast<uint32_t*>(chains + rows * ((units + SEGMENT - 1) / SEGMENT));
+        // What follows starts at multiples of 16. Rows of terms start at such too, and eight of them in different banks.
+        grid = sums + units + (units & 1) * 2;
+        first = reinterpret_cast<float2*>(grid + F::GRID);
+        stride = units + 2 + (units & 1);
+        second = first + rows * stride;
+        chains = reinterpret_cast<float*>(second + (SECOND<F> ? rows * stride : 0));
     }
 
     __device__ static uint32_t row_bytes(int units) { return uint32_t(units / PER_BLOCK) * F::BYTES; }
@@ -73,13 +78,13 @@ struct One {
 
     /// The code book, for which nobody has to wait.
     __device__ void prepare() const {
-        for (int i = threadIdx.x; i < F::GRID; i += THREADS) {
-            grid[i] = F::codebook()[i];
+        for (int i = threadIdx.x; i < F::GRID / 4; i += THREADS) {
+            copy16(grid + 4 * i, F::codebook() + 4 * i);
         }
     }
 
     /// Starts bringing a column.
-    __device__ void bring_column(const Column& x, int units) const {
+    __device__ void bring_column(const Column& x) const {
         for (int i = threadIdx.x; i < units * 2; i += THREADS) {
             copy16(q + slot(i / 2, i % 2), x.q + 16 * size_t(i));
         }
@@ -99,36 +104,39 @@ struct One {
         }
     }
 
-    /// The products of `rows` rows, of which `row(r)` says where row `r` lies, with the column, when both are there. Row `r`'s is returned to thread `r`. All threads come
-    /// here, and have passed a barrier before.
+    /// The products of the first `count` rows, of which `row(r)` says where row `r` lies, with the column, when both are there. Row `r`'s is returned to
+    /// thread `r`. All threads come here, and have passed a barrier before.
     template <class Row>
-    __device__ float product(int rows, int units, Row row) const {
-        const int thread = threadIdx.x, stride = units + 1, count = (units + SEGMENT - 1) / SEGMENT;
-        int r = thread / units, unit = thread % units;
-        while (r < rows) {
-            const uint8_t* block = row(r) + unit / PER_BLOCK * F::BYTES;
-            const Unit u = F::unit(block, unit % PER_BLOCK, grid);
-            float2 one, two;
-            terms<F>(u, q[slot(unit, 0)], q[slot(unit, 1)], d[unit], sums[unit], one, two);
-            first[r * stride + unit] = one;
-            if constexpr (SECOND<F>) {
-                second[r * stride + unit] = two;
-            }
-            unit += THREADS;
-            while (unit >= units) {
-                unit -= units, r++;
+    __device__ float product(int count, Row row) const {
+        // A thread has the same unit of several blocks of a row: what depends on the unit is worked out once. Neighbours have the units of a block, then
+        // rows: they share activations.
+        const int thread = threadIdx.x, i = thread % PER_BLOCK, rest = thread / PER_BLOCK, r = rest & (rows - 1);
+        const int phases = THREADS / PER_BLOCK / rows;
+        if (r < count) {
+            int unit = rest / rows * PER_BLOCK + i;
+            const uint8_t* block = row(r) + rest / rows * F::BYTES;
+            float2* to = first + r * stride;
+            for (; unit < units; unit += phases * PER_BLOCK, block += phases * F::BYTES) {
+                const Unit u = F::unit(block, i, grid);
+                float2 one, two;
+                terms<F>(u, q[slot(unit, 0)], q[slot(unit, 1)], d[unit], sums[unit], one, two);
+                to[unit] = one;
+                if constexpr (SECOND<F>) {
+                    to[second - first + unit] = two;
+                }
             }
         }
         __syncthreads();
-        for (int i = thread; i < rows * count; i += THREADS) {
-            const int at = i % rows * stride + i / rows * SEGMENT;
-            chains[i] = chain<F>(first + at, second + at, min(SEGMENT, units - i / rows * SEGMENT));
+        const int segments = (units + SEGMENT - 1) / SEGMENT;
+        for (int c = thread; c < rows * segments; c += THREADS) {
+            const int at = (c & (rows - 1)) * stride + c / rows * SEGMENT;
+            chains[c] = chain<F>(first + at, second + at, min(SEGMENT, units - c / rows * SEGMENT));
         }
         __syncthreads();
         float total = 0.0f;
-        if (thread < rows) {
-            for (int i = 0; i < count; i++) {
-                total = total + chains[i * rows + thread];
+        if (thread < count) {
+            for (int s = 0; s < segments; s++) {
+                total = total + chains[s * rows + thread];
             }
         }
         return total;

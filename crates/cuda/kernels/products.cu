@@ -44,8 +44,9 @@ struct OneMatrix {
     const uint8_t* weights;
     float* out;
     const float* scale;
-    /// `tile` rows of a block of threads, the first of which is number `first`.
+    /// Tiles of `tile` rows each, the first of which is number `first`; of float weights a row each.
     uint32_t format, rows, tile, first;
+    uint32_t row_bytes, padding;
 };
 
 struct OneParams {
@@ -53,71 +54,131 @@ struct OneParams {
     /// Quantised, and as it is, for float weights.
     Column x;
     const float* floats;
-    uint32_t count, k;
+    /// Matrices; their tiles; bytes of a buffer for rows.
+    uint32_t count, tiles, buffer, k;
 };
 
 constexpr int ONE_THREADS = 128;
+/// Values of a float row that are brought at once.
+constexpr uint32_t PIECE = 1024;
 
-template <class F>
-__device__ void block_rows(const OneParams& p, const OneMatrix& m, uint8_t* room) {
-    using Rows = One<F, ONE_THREADS>;
-    const int first = (blockIdx.x - m.first) * m.tile, rows = min(m.tile, m.rows - first), units = p.k / 32;
-    const uint32_t row_bytes = Rows::row_bytes(units);
-    const uint8_t* raw = bring<ONE_THREADS>(room, m.weights + size_t(first) * row_bytes, rows * row_bytes);
-    const Rows one(room + brought(m.tile * row_bytes), m.tile, units);
-    one.prepare();
-    ready();
-    one.bring_column(p.x, units);
-    copies_done();
-    __syncthreads();
-    const float sum = one.product(rows, units, [&](int r) { return raw + r * row_bytes; });
-    if (threadIdx.x < rows) {
-        m.out[first + threadIdx.x] = m.scale == nullptr ? sum : sum * *m.scale;
-    }
-}
+/// What a block of threads works on: a tile of block-format rows, or a piece of a float row.
+struct Work {
+    const OneMatrix* matrix;
+    uint32_t tile, piece;
+    const uint8_t* raw;
+    const uint8_t* x;
+};
 
-/// Rows of float weights: a warp each.
-template <class T>
-__device__ void float_rows(const OneParams& p, const OneMatrix& m, uint8_t* room) {
-    const int first = (blockIdx.x - m.first) * m.tile, rows = min(m.tile, m.rows - first), lane = threadIdx.x % WARP;
-    const uint32_t row_bytes = p.k * uint32_t(sizeof(T));
-    const T* w = reinterpret_cast<const T*>(
-        bring<ONE_THREADS>(room, m.weights + size_t(first) * row_bytes, rows * row_bytes));
-    ready();
-    const float* x = reinterpret_cast<const float*>(bring<ONE_THREADS>(room + brought(m.tile * row_bytes), p.floats, p.k * 4));
-    copies_done();
-    __syncthreads();
-    for (int r = threadIdx.x / WARP; r < rows; r += ONE_THREADS / WARP) {
-        float acc = 0.0f;
-#pragma unroll 16
-        for (uint32_t j = lane; j < p.k; j += WARP) {
-            acc = fma(widen(w + size_t(r) * p.k + j), x[j], acc);
-        }
-        const float sum = fold(acc);
-        if (lane == 0) {
-            m.out[first + r] = m.scale == nullptr ? sum : sum * *m.scale;
-        }
-    }
-}
-
-/// All rows of several matrices with one column.
+/// Rows of several matrices with one column, by blocks of threads that each go through several tiles and bring the next while they
+/// multiply.
 extern "C" __global__ void __launch_bounds__(ONE_THREADS) strata_one(const __grid_constant__ OneParams p) {
     extern __shared__ __align__(16) uint8_t room[];
     pass();
-    uint32_t which = 0;
-    while (which + 1 < p.count && blockIdx.x >= p.matrices[which + 1].first) {
-        which++;
+    const int units = p.k / 32, lane = threadIdx.x % WARP;
+    uint8_t* const rest = room + 2 * p.buffer;
+    auto find = [&](uint32_t tile) {
+        uint32_t which = 0;
+        while (which + 1 < p.count && tile >= p.matrices[which + 1].first) {
+            which++;
+        }
+        return Work{&p.matrices[which], tile, 0, nullptr, nullptr};
+    };
+    auto is_float = [](const Work& work) { return work.matrix->format >= CODE_f32; };
+    auto width = [](uint32_t format) { return format == CODE_f32 ? 4u : 2u; };
+    auto bring_rows = [&](Work& work, int turn) {
+        const OneMatrix& m = *work.matrix;
+        const uint32_t first = (work.tile - m.first) * m.tile;
+        const uint8_t* from = m.weights + size_t(first) * m.row_bytes;
+        uint32_t bytes = min(m.tile, m.rows - first) * m.row_bytes;
+        if (is_float(work)) {
+            from += work.piece * PIECE * width(m.format);
+            bytes = min(PIECE, p.k - work.piece * PIECE) * width(m.format);
+        }
+        work.raw = bring<ONE_THREADS>(room + turn * p.buffer, from, bytes);
+    };
+    auto bring_column = [&](Work& work, int turn) {
+        if (is_float(work)) {
+            const uint32_t from = work.piece * PIECE;
+            work.x = bring<ONE_THREADS>(room + turn * p.buffer + brought(4 * PIECE), p.floats + from, min(PIECE, p.k - from) * 4);
+        }
+    };
+    auto next = [&](const Work& work) {
+        if (is_float(work) && (work.piece + 1) * PIECE < p.k) {
+            return Work{work.matrix, work.tile, work.piece + 1, nullptr, nullptr};
+        }
+        return work.tile + gridDim.x < p.tiles ? find(work.tile + gridDim.x) : Work{nullptr, 0, 0, nullptr, nullptr};
+    };
+    Work work = find(blockIdx.x);
+    bring_rows(work, 0);
+    ready();
+    bring_column(work, 0);
+    if (p.x.q != nullptr) {
+        One<Q8_0, ONE_THREADS>(rest, 0, units).bring_column(p.x);
     }
-    const OneMatrix& m = p.matrices[which];
-    switch (m.format) {
-        case CODE_f32:
-            return float_rows<float>(p, m, room);
-        case CODE_f16:
-            return float_rows<Half>(p, m, room);
-        case CODE_bf16:
-            return float_rows<Bfloat>(p, m, room);
-        default:
-            with_format(m.format, [&](auto f) { block_rows<decltype(f)>(p, m, room); });
+    float acc = 0.0f;
+    uint32_t prepared = ~0u;
+    for (int turn = 0; work.matrix != nullptr; turn ^= 1) {
+        const OneMatrix& m = *work.matrix;
+        if (m.format != prepared && !is_float(work)) {
+            // Formats lay out the rest of the room differently.
+            __syncthreads();
+            prepared = m.format;
+            with_format(m.format, [&](auto f) { One<decltype(f), ONE_THREADS>(rest, 0, units).prepare(); });
+        }
+        copies_so_far();
+        Work other = next(work);
+        if (other.matrix != nullptr) {
+            bring_rows(other, turn ^ 1);
+            bring_column(other, turn ^ 1);
+            copies_so_far();
+            copies_before_done();
+        } else {
+            copies_done();
+        }
+        __syncthreads();
+        const uint32_t first = (work.tile - m.first) * m.tile;
+        const float* scale = m.scale;
+        if (is_float(work)) {
+            const uint32_t from = work.piece * PIECE, here = min(PIECE, p.k - from);
+            if (threadIdx.x < WARP) {
+                auto add = [&](auto* w) {
+                    const float* x = reinterpret_cast<const float*>(work.x);
+#pragma unroll 16
+                    for (uint32_t j = lane; j < here; j += WARP) {
+                        acc = fma(widen(w + j), x[j], acc);
+                    }
+                };
+                switch (m.format) {
+                    case CODE_f32:
+                        add(reinterpret_cast<const float*>(work.raw));
+                        break;
+                    case CODE_f16:
+                        add(reinterpret_cast<const Half*>(work.raw));
+                        break;
+                    default:
+                        add(reinterpret_cast<const Bfloat*>(work.raw));
+                }
+                if (from + here == p.k) {
+                    const float sum = fold(acc);
+                    acc = 0.0f;
+                    if (lane == 0) {
+                        m.out[first] = scale == nullptr ? sum : sum * *scale;
+                    }
+                }
+            }
+            __syncthreads();
+        } else {
+            const int rows = min(m.tile, m.rows - first);
+            with_format(m.format, [&](auto f) {
+                const One<decltype(f), ONE_THREADS> one(rest, m.tile, units);
+                const float sum = one.product(rows, [&](int r) { return work.raw + r * m.row_bytes; });
+                if (threadIdx.x < rows) {
+                    m.out[first + threadIdx.x] = scale == nullptr ? sum : sum * *scale;
+                }
+            });
+        }
+        work = other;
     }
 }
 

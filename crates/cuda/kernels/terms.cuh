@@ -20,6 +20,11 @@ __device__ inline void terms(const Unit& u, const uint4& low, const uint4& high,
     upper = __dp4a(int(u.w[5]), int(high.y), upper);
     upper = __dp4a(int(u.w[6]), int(high.z), upper);
     upper = __dp4a(int(u.w[7]), int(high.w), upper);
+    if constexpr (F::ZERO > 0) {
+        static_assert(!F::SPLIT);
+        const int below = F::ZERO * int16_t(sums & 0xffff), above = F::ZERO * int16_t(sums >> 16);
+        lower -= below, upper -= F::HALVES ? above : below + above;
+    }
     if constexpr (F::SPLIT) {
         first = {float(lower), u.d[0] * d};
         second = {float(upper), u.d[1] * d};
@@ -34,12 +39,23 @@ __device__ inline void terms(const Unit& u, const uint4& low, const uint4& high,
     }
 }
 
-/// A segment's sum: its terms in ascending order, from zero.
+/// A segment's sum: its terms in ascending order, from zero. They start at multiples of 16 bytes.
 template <class F>
 __device__ inline float chain(const float2* first, const float2* second, int count) {
     float acc = 0.0f;
-#pragma unroll 8
-    for (int i = 0; i < count; i++) {
+    int i = 0;
+#pragma unroll 4
+    for (; i + 2 <= count; i += 2) {
+        const float4 two = *reinterpret_cast<const float4*>(first + i);
+        if constexpr (SECOND<F>) {
+            const float4 other = *reinterpret_cast<const float4*>(second + i);
+            acc = fma(other.y, other.x, fma(two.y, two.x, acc));
+            acc = fma(other.w, other.z, fma(two.w, two.z, acc));
+        } else {
+            acc = fma(two.w, two.z, fma(two.y, two.x, acc));
+        }
+    }
+    if (i < count) {
         acc = fma(first[i].x, first[i].y, acc);
         if constexpr (SECOND<F>) {
             acc = fma(second[i].x, second[i].y, acc);

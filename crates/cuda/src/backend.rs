@@ -101,6 +101,10 @@ pub(crate) struct CudaBackend {
     pub(crate) spec: Spec,
     pub(crate) kernels: Kernels,
     pub(crate) stream: Stream,
+    /// For work beside the stream's, with where it starts and where it is done.
+    side: Stream,
+    pub(crate) start_of_side: Event,
+    end_of_side: Event,
     pub(crate) weights: Weights,
     pub(crate) state: State,
     pub(crate) inputs: Inputs,
@@ -113,6 +117,8 @@ pub(crate) struct CudaBackend {
     /// `[context][cos, sin][rotary / 2]`
     pub(crate) rope: DeviceSlice<f32>,
     scratch: DeviceSlice<u8>,
+    /// What is left of the room that stays: for the shared expert of a few rows, which is computed aside.
+    kept: Scratch,
     buffers: Vec<DeviceSlice<f32>>,
     timed: Vec<Timed>,
     spare: Vec<Event>,
@@ -170,6 +176,10 @@ impl CudaBackend {
             inputs,
             routing: Routing::new(&spec, &mut kept),
             mixed: ops::mixed(&spec, &mut kept),
+            kept,
+            side: Stream::new(&context).map_err(failed)?,
+            start_of_side: Event::new(&context).map_err(failed)?,
+            end_of_side: Event::new(&context).map_err(failed)?,
             fresh: None,
             left: None,
             rope,
@@ -194,6 +204,23 @@ impl CudaBackend {
     /// Room for the op that is being submitted.
     pub(crate) fn room(&self) -> Scratch {
         Scratch::of(self.scratch)
+    }
+
+    /// Room for work aside.
+    pub(crate) fn room_aside(&self) -> Scratch {
+        self.kept.clone()
+    }
+
+    /// Queues work beside what was queued since `start_of_side` was recorded; what is queued next waits for both.
+    pub(crate) fn aside(
+        &mut self,
+        work: impl FnOnce(&Self) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        self.start_of_side.hold(&self.side).map_err(failed)?;
+        std::mem::swap(&mut self.stream, &mut self.side);
+        let done = work(self).and_then(|()| self.end_of_side.record(&self.stream).map_err(failed));
+        std::mem::swap(&mut self.stream, &mut self.side);
+        done.and_then(|()| self.end_of_side.hold(&self.stream).map_err(failed))
     }
 
     /// The first `rows` rows of a buffer of `width` floats each.
@@ -258,6 +285,11 @@ impl CudaBackend {
     /// Queues what waits: as a recording, where the same work came before.
     fn flush_waiting(&mut self) -> Result<(), BackendError> {
         let ops = std::mem::take(&mut self.waiting);
+        if ops.is_empty() {
+            return Ok(());
+        }
+        // A list that is replayed finds nothing quantised.
+        self.fresh = None;
         if !Recordings::worth(&ops) {
             return ops.iter().try_for_each(|waiting| self.queue_timed(&waiting.op()));
         }

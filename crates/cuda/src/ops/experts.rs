@@ -136,6 +136,9 @@ impl Room {
     }
 }
 
+/// Rows for which the shared expert is computed beside the routed ones.
+pub(crate) const ASIDE: usize = 32;
+
 /// What the shared expert needs while it runs.
 pub(crate) struct SharedRoom {
     gate: DeviceSlice<f32>,
@@ -265,7 +268,7 @@ impl CudaBackend {
         if !product.format.is_float() && tile(&moe, rows) == FEW {
             let formats = &self.kernels.products.one.formats;
             let bytes = product.format.row_bytes(input.k()).expect("rows are whole blocks");
-            let height = formats.rows(product.rows, input.k() / 32, rows * moe.used);
+            let height = formats.rows(product.format, product.rows, input.k() / 32, rows * moe.used);
             let shared = brought(height * bytes) + formats.room(product.format, height, input.k() / 32);
             let p = FewParams { tile: height as u32, ..self.few(product, input, out) };
             let blocks = [product.rows.div_ceil(height) as u32, units as u32, 1];
@@ -333,12 +336,18 @@ impl CudaBackend {
         let scalar = self.weights.floats(w.scalar, d)?;
         self.routing.check(rows)?;
         let (u, y) = (self.buffer(u, rows, d)?, self.buffer(y, rows, d)?);
-        let (room, input) = (SharedRoom::new(&self.spec, u, &mut self.room()), self.mixed(u));
-        self.prepare(&input, &[gate, up])?;
+        let few = rows <= ASIDE;
+        let mut place = if few { self.room_aside() } else { self.room() };
+        let (room, input) = (SharedRoom::new(&self.spec, u, &mut place), self.mixed(u));
         let scalar = Matrix { format: Format::F32, rows: 1, k: d, bytes: scalar.cast(), scale: None };
-        self.products(&[(gate, room.gate), (up, room.up), (scalar, room.scalar)], &input)?;
-        self.swiglu(&room.hidden, room.up, width, any_blocks(&[down]))?;
-        self.product(&down, &room.hidden, room.shared)?;
+        let shared = |backend: &Self| {
+            backend.prepare(&input, &[gate, up])?;
+            backend.products(&[(gate, room.gate), (up, room.up), (scalar, room.scalar)], &input)?;
+            backend.swiglu(&room.hidden, room.up, width, any_blocks(&[down]))?;
+            backend.product(&down, &room.hidden, room.shared)
+        };
+        // It needs nothing but the mixer's output, which is there since before the routing.
+        if few && self.fresh == Some(u.address()) { self.aside(shared)? } else { shared(self)? }
         let p = CombineParams {
             routing: self.routing.params(&moe),
             products: self.routing.products.address(),

@@ -142,7 +142,7 @@ impl CudaBackend {
             return Err(failed(format!("columns of {k} values for {}", w.format)));
         }
         let (together, apart): (Vec<_>, Vec<_>) =
-            list.iter().partition(|(w, _)| cols == 1 && products.one.fits(w.format, w.rows, k));
+            list.iter().partition(|(w, _)| cols == 1 && products.one.fits(w.format, k));
         let wanted: Vec<Wanted> = together
             .iter()
             .map(|(w, out)| Wanted { format: w.format, weights: w.bytes, rows: w.rows, scale: w.scale, out: *out })

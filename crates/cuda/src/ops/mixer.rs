@@ -2,8 +2,9 @@
 
 use strata_backend::{BackendError, Buffer, MixerWeights, Op, Shape, Spec, Weight};
 
+use super::experts::ASIDE;
 use super::input::{Input, Target, any_blocks};
-use super::one::{Formats, brought};
+use super::one::{Formats, brought, most_rows};
 use super::{OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
@@ -159,7 +160,8 @@ fn narrow_room(formats: &Formats, up: &Matrix, shape: &Shape) -> Option<usize> {
     let whole = rank.is_multiple_of(32) && d.is_multiple_of(32) && (d * row).is_multiple_of(16);
     let rows = 32 * streams;
     let bytes = 4 * rows + streams * brought(32 * row) + formats.room(up.format, rows, rank / 32);
-    (!up.format.is_float() && whole && rows <= 256 && bytes <= formats.shared).then_some(bytes)
+    let fit = rows.is_power_of_two() && rows <= most_rows(up.format, 256) && bytes <= formats.shared;
+    (!up.format.is_float() && whole && fit).then_some(bytes)
 }
 
 /// What the head needs besides its mixer: the rows' inputs.
@@ -188,6 +190,9 @@ impl CudaBackend {
         let (address, u) = (u.address(), self.mixed(u));
         let read = self.mix(w, x, None, &room, (&u, true), Some(inject))?;
         self.fresh = Some(address);
+        if rows <= ASIDE {
+            self.start_of_side.record(&self.stream).map_err(Failed::from)?;
+        }
         Ok(read)
     }
 

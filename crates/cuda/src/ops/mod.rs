@@ -142,5 +142,7 @@ pub(crate) fn kept_bytes(spec: &Spec) -> usize {
     let mut room = Scratch::counting();
     Routing::new(spec, &mut room);
     mixed(spec, &mut room);
+    let few = spec.window.max(spec.sequences).min(experts::ASIDE);
+    experts::SharedRoom::new(spec, DeviceSlice::nowhere(few * spec.shape.hidden), &mut room);
     room.used()
 }

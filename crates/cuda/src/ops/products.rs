@@ -121,7 +121,7 @@ impl Products {
     /// How many of `rows` rows of `units` units a block of threads takes, in the kernels for eight columns: enough blocks to fill the GPU, and no
     /// more terms than `kernels/few.cuh` has room for.
     fn few_rows(&self, rows: usize, units: usize) -> usize {
-        let most = (self.terms / (units.min(64) + 1)).min(128 / 8);
+        let most = (self.terms / (units.min(64) + 2).next_multiple_of(2)).min(128 / 8);
         (rows / (4 * self.processors)).clamp(1, most.max(1))
     }
 
@@ -170,7 +170,7 @@ impl Products {
             "{format}"
         );
         assert!(out.len() >= rows * cols && x.q.len() >= k * cols && x.d.len() >= k / 32 * cols);
-        if cols == 1 && self.one.fits(format, rows, k) {
+        if cols == 1 && self.one.fits(format, k) {
             return self.one.launch(stream, &[Wanted { format, weights, rows, scale, out }], k, Some(x), None);
         }
         let p = ProductParams {
