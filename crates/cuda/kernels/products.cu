@@ -60,7 +60,7 @@ struct OneParams {
 
 constexpr int ONE_THREADS = 128;
 /// Values of a float row that are brought at once.
-constexpr uint32_t PIECE = 1024;
+constexpr uint32_t PIECE = 2048;
 
 /// What a block of threads works on: a tile of block-format rows, or a piece of a float row.
 struct Work {

@@ -45,8 +45,8 @@ __device__ inline uint32_t smallest_of(uint32_t x) { return ~largest_of(~x); }
 /// Softmax over a row's logits `x`, which are overwritten, the `used` largest (ties, and what isn't a number, to the lower id), renormalised, by id. Of a
 /// warp; lane `i` below `used`, at most 32, has its expert and share number `i`.
 __device__ inline void choose(const Routing& r, float* x, int lane, uint32_t& expert, float& share) {
-    __shared__ uint32_t chosen[32][WARP];
-    __shared__ float sorted[32][WARP];
+    __shared__ uint32_t chosen[16][WARP];
+    __shared__ float sorted[16][WARP];
     constexpr uint32_t HELD = 16;
     const uint32_t warp = threadIdx.x / WARP;
     float held[HELD];
@@ -153,54 +153,57 @@ extern "C" __global__ void __launch_bounds__(128) strata_choose(const __grid_con
     }
 }
 
-/// Chooses for a few rows, at most 32, and groups their pairs: one block, a warp a row. Everything is counted by comparing pairs with
-/// pairs.
-extern "C" __global__ void __launch_bounds__(1024) strata_choose_few(const __grid_constant__ ChooseParams p) {
+/// Chooses for a few rows, at most 32, and groups their pairs: one block, a warp a row, or two. Everything is counted by comparing pairs
+/// with pairs.
+extern "C" __global__ void __launch_bounds__(512) strata_choose_few(const __grid_constant__ ChooseParams p) {
     __shared__ uint32_t experts[1024], heads[1024];
     const Routing& r = p.r;
-    const uint32_t row = threadIdx.x / WARP, lane = threadIdx.x % WARP, pairs = r.rows * r.used;
+    const uint32_t lane = threadIdx.x % WARP, pairs = r.rows * r.used;
     pass();
     ready();
-    uint32_t expert;
-    float share;
-    choose(r, p.logits + uint64_t(row) * r.all, lane, expert, share);
-    if (lane < r.used) {
-        const uint32_t pair = row * r.used + lane;
-        experts[pair] = expert;
-        r.experts[pair] = expert, r.shares[pair] = share;
+    for (uint32_t row = threadIdx.x / WARP; row < r.rows; row += blockDim.x / WARP) {
+        uint32_t expert;
+        float share;
+        choose(r, p.logits + uint64_t(row) * r.all, lane, expert, share);
+        if (lane < r.used) {
+            const uint32_t pair = row * r.used + lane;
+            experts[pair] = expert;
+            r.experts[pair] = expert, r.shares[pair] = share;
+        }
     }
     __syncthreads();
-    // A pair's place is behind all pairs of lower experts and behind the lower pairs of its own.
-    const uint32_t pair = threadIdx.x;
-    uint32_t place = 0, rank = 0, count = 0;
-    if (pair < pairs) {
-        expert = experts[pair];
+    // A pair's place is behind all pairs of lower experts and behind the lower pairs of its own; a unit starts with every `tile`-th of an expert.
+    auto count = [&](uint32_t pair, uint32_t& place, uint32_t& rank, uint32_t& all) {
+        place = rank = all = 0;
         for (uint32_t i = 0; i < pairs; i++) {
-            const uint32_t other = experts[i];
-            place += other < expert || (other == expert && i < pair);
-            rank += other == expert && i < pair;
-            count += other == expert;
+            const uint32_t other = experts[i], own = experts[pair];
+            place += other < own || (other == own && i < pair);
+            rank += other == own && i < pair;
+            all += other == own;
         }
+    };
+    uint32_t place, rank, all;
+    for (uint32_t pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
+        count(pair, place, rank, all);
         r.places[pair] = place;
         r.order[place] = pair / r.used;
         heads[place] = rank % r.tile == 0;
     }
     __syncthreads();
-    if (pair < pairs && rank % r.tile == 0) {
+    for (uint32_t pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
+        count(pair, place, rank, all);
         uint32_t unit = 0;
         for (uint32_t i = 0; i < place; i++) {
             unit += heads[i];
         }
-        r.unit_expert[unit] = expert;
-        r.unit_first[unit] = place;
-        r.unit_places[unit] = min(r.tile, count - rank);
-    }
-    if (pair == 0) {
-        uint32_t units = 0;
-        for (uint32_t i = 0; i < pairs; i++) {
-            units += heads[i];
+        if (rank % r.tile == 0) {
+            r.unit_expert[unit] = experts[pair];
+            r.unit_first[unit] = place;
+            r.unit_places[unit] = min(r.tile, all - rank);
         }
-        *r.units = units;
+        if (place + 1 == pairs) {
+            *r.units = unit + heads[place];
+        }
     }
 }
 

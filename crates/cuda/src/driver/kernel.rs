@@ -8,6 +8,7 @@ use super::table::{LaunchAttribute, LaunchConfig, Opaque};
 use super::{Context, DriverError, Stream, call};
 
 const MAX_DYNAMIC_SHARED: i32 = 8;
+const PREFERRED_SHARED: i32 = 9;
 /// The kernel may start while the one in front of it in its stream still runs.
 static EARLY: LaunchAttribute = LaunchAttribute { id: 6, value: [1, 0, 0, 0, 0, 0, 0, 0] };
 
@@ -68,6 +69,9 @@ impl Module {
         unsafe {
             call!(table, module_function(&mut raw, self.0.raw, function.as_ptr()))?;
             call!(table, function_parameter(raw, 0, &mut offset, &mut size))?;
+            // All kernels share the first-level cache alike, as much shared memory as there is: a multiprocessor that has to divide it anew is idle
+            // until the kernel in front is done, and for microseconds more.
+            call!(table, function_set(raw, PREFERRED_SHARED, 100))?;
             if (table.module_variable)(&mut at, &mut len, self.0.raw, variable.as_ptr()) == 0 {
                 call!(table, read(std::ptr::from_mut(&mut shared).cast(), at, size_of::<u32>()))?;
                 call!(table, function_set(raw, MAX_DYNAMIC_SHARED, shared as i32))?;

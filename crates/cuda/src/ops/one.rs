@@ -12,7 +12,7 @@ const THREADS: usize = 128;
 /// Units of a tile, at most.
 const UNITS: usize = 640;
 /// Values of a float row that are brought at once.
-const PIECE: usize = 1024;
+const PIECE: usize = 2048;
 /// Blocks of threads that a multiprocessor has registers for.
 const BLOCKS: usize = 7;
 

@@ -56,7 +56,7 @@ impl Route {
     }
 }
 
-/// Rows that are grouped where they are chosen: a warp of one block each.
+/// Rows that are grouped where they are chosen, by one block.
 const FEW: usize = 32;
 
 /// Whether there is a kernel for so many experts a row.
@@ -178,7 +178,7 @@ impl CudaBackend {
         let p = ChooseParams { routing: self.routing.params(&moe), logits: room.logits.address() };
         let Route { choose, choose_few, .. } = &self.kernels.route;
         let (kernel, grid) = if rows <= FEW {
-            (choose_few, Grid { blocks: [1; 3], threads: 32 * rows as u32 })
+            (choose_few, Grid { blocks: [1; 3], threads: 32 * rows.min(16) as u32 })
         } else {
             (choose, Grid::threads(rows * 32, 128))
         };
