@@ -119,6 +119,20 @@ impl CudaBackend {
         }
     }
 
+    /// Queues two products with the same columns.
+    pub(crate) fn products(
+        &self,
+        matrices: [(&Matrix, DeviceSlice<f32>); 2],
+        input: &Input,
+    ) -> Result<(), BackendError> {
+        let [(first, _), (second, _)] = matrices;
+        if first.format == second.format && first.format.is_float() {
+            let queued = self.kernels.floats.product(&self.stream, &matrices, input.floats, input.cols);
+            return Ok(queued.map_err(Failed::from)?);
+        }
+        matrices.into_iter().try_for_each(|(w, out)| self.product(w, input, out))
+    }
+
     /// Queues `out[col][row] = w[row] . input[col]`.
     pub(crate) fn product(
         &self,
@@ -128,11 +142,8 @@ impl CudaBackend {
     ) -> Result<(), BackendError> {
         let Input { floats, quantised, k, cols } = *input;
         if w.format.is_float() {
-            return Ok(self
-                .kernels
-                .floats
-                .product(&self.stream, w, floats, cols, out)
-                .map_err(Failed::from)?);
+            let queued = self.kernels.floats.product(&self.stream, &[(w, out)], floats, cols);
+            return Ok(queued.map_err(Failed::from)?);
         }
         let columns = quantised.ok_or_else(|| failed(format!("columns of {k} values for {}", w.format)))?;
         let (weights, sizes) = ((w.format, w.bytes), [w.rows, w.k, cols]);
