@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped(const __gri
         one.prepare();
         for (uint32_t c = place; c < place + cols; c++) {
             one.bring_column(column(p.x, p.order, c, p.k));
-            copies_done();
+            await_all_copies();
             __syncthreads();
             const float sum = one.product(rows, [&](int r) { return raw + r * row_bytes; });
             if (threadIdx.x < rows) {
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(HIDDEN_THREADS) strata_hidden(const
         one.prepare();
         for (uint32_t c = place; c < place + cols; c++) {
             one.bring_column(column(p.x, p.order, c, p.k));
-            copies_done();
+            await_all_copies();
             __syncthreads();
             const float sum =
                 one.product(64, [&](int r) { return r < 32 ? gate + r * row_bytes : up + (r - 32) * row_bytes; });

@@ -6,7 +6,7 @@
 // three or five to a value: these, not the matrix instructions, are what the time goes to.
 #pragma once
 
-#include "copy.cuh"
+#include "copies.cuh"
 #include "few.cuh"
 
 namespace strata {
@@ -18,7 +18,7 @@ constexpr float MAGIC = 12582912.0f;
 __device__ inline void load_matrices(uint32_t (&out)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                 : "r"(shared_address(row)));
+                 : "r"(uint32_t(__cvta_generic_to_shared(row))));
 }
 
 /// `c += a * b` over 16 values: `a` 16 rows, `b` 8 columns.
@@ -93,7 +93,7 @@ struct Many {
             void* to = stage.q[col] + part * 16;
             if (col < cols && unit < units) {
                 const size_t at = size_t(which == nullptr ? col : which[col]) * units + unit;
-                copy16(to, x.q + at * 32 + part % 2 * 16);
+                start_copy<16>(to, x.q + at * 32 + part % 2 * 16);
             } else {
                 *static_cast<uint4*>(to) = uint4{0, 0, 0, 0};
             }
@@ -153,7 +153,7 @@ struct Many {
         }
         float total[2][4][4] = {}, acc[2][4][4] = {};
         fill(shared.stages[0], shared.grid, weights, rows, x, which, cols, units, 0);
-        copies_done();
+        await_all_copies();
         __syncthreads();
         for (int from = 0, turn = 0; from < units; from += CHUNK, turn ^= 1) {
             if (from + CHUNK < units) {
@@ -173,7 +173,7 @@ struct Many {
                     acc[i / 16][i / 4 % 4][i % 4] = 0.0f;
                 }
             }
-            copies_done();
+            await_all_copies();
             __syncthreads();
         }
 #pragma unroll

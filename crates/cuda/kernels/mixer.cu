@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(256) strata_narrow(const __grid_con
         if (blockIdx.x == 0 && threadIdx.x < p.injected) {
             p.inject[threadIdx.x] = 2.0f * sigmoid(__fdiv_rn(p.inject[threadIdx.x], float(p.streams)));
         }
-        copies_done();
+        await_all_copies();
         __syncthreads();
         const float sum = one.product(rows, [&](int r) { return raw + r / 32 * stride + r % 32 * row_bytes; });
         if (threadIdx.x < rows) {

@@ -5,7 +5,7 @@
 // segment of the contract adds them up in their order. How many rows, and so how much shared memory, is the host's choice: `ops/one.rs`.
 #pragma once
 
-#include "copy.cuh"
+#include "copies.cuh"
 #include "floats.cuh"
 #include "terms.cuh"
 
@@ -79,18 +79,18 @@ struct One {
     /// The code book, for which nobody has to wait.
     __device__ void prepare() const {
         for (int i = threadIdx.x; i < F::GRID / 4; i += THREADS) {
-            copy16(grid + 4 * i, F::codebook() + 4 * i);
+            start_copy<16>(grid + 4 * i, F::codebook() + 4 * i);
         }
     }
 
     /// Starts bringing a column.
     __device__ void bring_column(const Column& x) const {
         for (int i = threadIdx.x; i < units * 2; i += THREADS) {
-            copy16(q + slot(i / 2, i % 2), x.q + 16 * size_t(i));
+            start_copy<16>(q + slot(i / 2, i % 2), x.q + 16 * size_t(i));
         }
         for (int i = threadIdx.x; i < units; i += THREADS) {
-            copy4(d + i, x.d + i);
-            copy4(sums + i, x.sums + i);
+            start_copy<4>(d + i, x.d + i);
+            start_copy<4>(sums + i, x.sums + i);
         }
     }
 

@@ -126,15 +126,15 @@ extern "C" __global__ void __launch_bounds__(ONE_THREADS) strata_one(const __gri
             prepared = m.format;
             with_format(m.format, [&](auto f) { One<decltype(f), ONE_THREADS>(rest, 0, units).prepare(); });
         }
-        copies_so_far();
+        end_copies();
         Work other = next(work);
         if (other.matrix != nullptr) {
             bring_rows(other, turn ^ 1);
             bring_column(other, turn ^ 1);
-            copies_so_far();
-            copies_before_done();
+            end_copies();
+            await_copies<1>();
         } else {
-            copies_done();
+            await_all_copies();
         }
         __syncthreads();
         const uint32_t first = (work.tile - m.first) * m.tile;

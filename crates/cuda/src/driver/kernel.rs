@@ -87,7 +87,10 @@ impl Module {
         let (context, raw) = (&self.0.context, kernel.raw);
         // SAFETY: the function is this module's.
         unsafe {
-            call!(context.table(), function_set(raw, MAX_DYNAMIC_SHARED, context.device().shared_memory as i32))
+            call!(
+                context.table(),
+                function_set(raw, MAX_DYNAMIC_SHARED, context.device().shared_memory as i32)
+            )
         }?;
         Ok(kernel)
     }

@@ -239,7 +239,8 @@ impl CudaBackend {
         hidden: &Input,
         wanted: bool,
     ) -> Result<bool, BackendError> {
-        let (moe, rows, formats) = (self.spec.shape.moe, self.routing.rows, &self.kernels.products.one.formats);
+        let (moe, rows, formats) =
+            (self.spec.shape.moe, self.routing.rows, &self.kernels.products.one.formats);
         let Some(bytes) = gate.format.row_bytes(input.k()) else { return Ok(false) };
         let shared = 4 * 64 + 2 * brought(32 * bytes) + formats.room(gate.format, 64, input.k() / 32);
         let fit = gate.format == up.format && !gate.format.is_float() && moe.width.is_multiple_of(32);
@@ -255,14 +256,20 @@ impl CudaBackend {
         let blocks = [(moe.width / 32) as u32, most_units(&moe, rows) as u32, 1];
         // SAFETY: the slots start with the gate rows, and have the up rows behind the offset; `hidden` has a place for every pair.
         let queued = unsafe {
-            self.kernels.experts.hidden.launch_with(&self.stream, Grid { blocks, threads: 512 }, shared as u32, &p)
+            self.kernels.experts.hidden.launch_with(
+                &self.stream,
+                Grid { blocks, threads: 512 },
+                shared as u32,
+                &p,
+            )
         };
         queued.map_err(Failed::from)?;
         Ok(true)
     }
 
     fn grouped(&self, product: &Product, input: &Input, out: DeviceSlice<f32>) -> Result<(), BackendError> {
-        let (moe, rows, units) = (self.spec.shape.moe, self.routing.rows, most_units(&self.spec.shape.moe, self.routing.rows));
+        let (moe, rows, units) =
+            (self.spec.shape.moe, self.routing.rows, most_units(&self.spec.shape.moe, self.routing.rows));
         let routing = self.routing.params(&moe);
         let [q, d, sums] = input.quantised_addresses();
         if !product.format.is_float() && tile(&moe, rows) == FEW {
@@ -347,7 +354,11 @@ impl CudaBackend {
             backend.product(&down, &room.hidden, room.shared)
         };
         // It needs nothing but the mixer's output, which is there since before the routing.
-        if few && self.fresh == Some(u.address()) { self.aside(shared)? } else { shared(self)? }
+        if few && self.fresh == Some(u.address()) {
+            self.aside(shared)?
+        } else {
+            shared(self)?
+        }
         let p = CombineParams {
             routing: self.routing.params(&moe),
             products: self.routing.products.address(),

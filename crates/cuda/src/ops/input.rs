@@ -145,16 +145,25 @@ impl CudaBackend {
             list.iter().partition(|(w, _)| cols == 1 && products.one.fits(w.format, k));
         let wanted: Vec<Wanted> = together
             .iter()
-            .map(|(w, out)| Wanted { format: w.format, weights: w.bytes, rows: w.rows, scale: w.scale, out: *out })
+            .map(|(w, out)| Wanted {
+                format: w.format,
+                weights: w.bytes,
+                rows: w.rows,
+                scale: w.scale,
+                out: *out,
+            })
             .collect();
+        let (floats_apart, apart): (Vec<_>, Vec<_>) = apart.iter().partition(|(w, _)| w.format.is_float());
         let queue = || {
             products.one.launch(&self.stream, &wanted, k, quantised.as_ref(), Some(floats))?;
-            apart.iter().try_for_each(|(w, out)| match quantised {
-                Some(columns) if !w.format.is_float() => {
-                    let (weights, sizes) = ((w.format, w.bytes), [w.rows, w.k, cols]);
-                    products.product(&self.stream, weights, sizes, &columns, w.scale, *out)
-                }
-                _ => float_products.product(&self.stream, w, floats, cols, *out),
+            let alike = floats_apart.chunk_by(|(a, _), (b, _)| a.format == b.format);
+            for two in alike.flat_map(|alike| alike.chunks(2)) {
+                let two: Vec<_> = two.iter().map(|(w, out)| (w, *out)).collect();
+                float_products.product(&self.stream, &two, floats, cols)?;
+            }
+            apart.iter().zip(quantised.iter().cycle()).try_for_each(|((w, out), columns)| {
+                let (weights, sizes) = ((w.format, w.bytes), [w.rows, w.k, cols]);
+                products.product(&self.stream, weights, sizes, columns, w.scale, *out)
             })
         };
         Ok(queue().map_err(Failed::from)?)

@@ -67,7 +67,8 @@ pub(crate) struct Formats {
 impl Formats {
     pub(crate) fn new(context: &Context, module: &Module) -> Result<Formats, DriverError> {
         let of = |format: Format| -> Result<_, DriverError> {
-            let [code, second, grid] = module.words(&format!("strata_format_{}", format.name().to_lowercase()))?;
+            let [code, second, grid] =
+                module.words(&format!("strata_format_{}", format.name().to_lowercase()))?;
             Ok(Traits { format, code, terms: 1 + second as usize, grid: grid as usize })
         };
         Ok(Formats {
@@ -129,16 +130,25 @@ pub(crate) struct One {
 
 impl One {
     pub(crate) fn new(context: &Context, module: &Module) -> Result<One, DriverError> {
-        Ok(One { kernel: module.dynamic_kernel("strata_one")?.early(), formats: Formats::new(context, module)? })
+        Ok(One {
+            kernel: module.dynamic_kernel("strata_one")?.early(),
+            formats: Formats::new(context, module)?,
+        })
     }
 
     /// Rows of a tile for matrices of `k` columns, bytes of a buffer, and those of all shared memory.
-    fn layout<'a>(&self, formats: impl Iterator<Item = &'a Format> + Clone, tile: usize, k: usize) -> (usize, usize) {
+    fn layout<'a>(
+        &self,
+        formats: impl Iterator<Item = &'a Format> + Clone,
+        tile: usize,
+        k: usize,
+    ) -> (usize, usize) {
         let bytes = |format: &Format| match format.is_float() {
             true => brought(4 * PIECE) * 2,
             false => brought(tile * format.row_bytes(k).expect("rows are whole blocks")),
         };
-        let room = |format: &Format| if format.is_float() { 0 } else { self.formats.room(*format, tile, k / 32) };
+        let room =
+            |format: &Format| if format.is_float() { 0 } else { self.formats.room(*format, tile, k / 32) };
         let buffer = formats.clone().map(bytes).max().unwrap_or(0);
         (buffer, 2 * buffer + formats.map(room).max().unwrap_or(0))
     }
@@ -184,8 +194,10 @@ impl One {
         };
         let most = formats.clone().map(|format| most_rows(*format, THREADS)).min().unwrap_or(1);
         let most = (UNITS / units.max(1)).clamp(1, most);
-        let plans = (0..=most.ilog2()).map(|power| plan(1 << power)).filter(|plan| plan.3 <= self.formats.shared);
-        let (_, tile, buffer, shared, tiles, blocks) = plans.min_by_key(|plan| plan.0).expect("all of them fit");
+        let plans =
+            (0..=most.ilog2()).map(|power| plan(1 << power)).filter(|plan| plan.3 <= self.formats.shared);
+        let (_, tile, buffer, shared, tiles, blocks) =
+            plans.min_by_key(|plan| plan.0).expect("all of them fit");
         let columns = columns.filter(|_| formats.clone().any(|format| !format.is_float()));
         let mut p = OneParams {
             matrices: [OneMatrix::default(); MOST],

@@ -171,7 +171,13 @@ impl Products {
         );
         assert!(out.len() >= rows * cols && x.q.len() >= k * cols && x.d.len() >= k / 32 * cols);
         if cols == 1 && self.one.fits(format, k) {
-            return self.one.launch(stream, &[Wanted { format, weights, rows, scale, out }], k, Some(x), None);
+            return self.one.launch(
+                stream,
+                &[Wanted { format, weights, rows, scale, out }],
+                k,
+                Some(x),
+                None,
+            );
         }
         let p = ProductParams {
             weights: weights.address(),
