@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::table::Opaque;
 use super::{Context, DriverError, Stream, call};
 
+const MAX_THREADS: i32 = 0;
 const MAX_DYNAMIC_SHARED: i32 = 8;
 
 /// Compiled kernels on a GPU.
@@ -61,18 +62,19 @@ impl Module {
         let (function, variable) = (symbol(name.to_owned()), symbol(format!("{name}_shared")));
         let (mut raw, mut at) = (std::ptr::null_mut(), 0);
         let (mut offset, mut size, mut len) = (0, 0, 0);
-        let mut shared = 0u32;
+        let (mut shared, mut threads) = (0u32, 0);
         // SAFETY: the module is alive; the calls write a handle, sizes, an address, and the four bytes of `shared`.
         unsafe {
             call!(table, module_function(&mut raw, self.0.raw, function.as_ptr()))?;
             call!(table, function_parameter(raw, 0, &mut offset, &mut size))?;
+            call!(table, function_get(&mut threads, MAX_THREADS, raw))?;
             if (table.module_variable)(&mut at, &mut len, self.0.raw, variable.as_ptr()) == 0 {
                 call!(table, read(std::ptr::from_mut(&mut shared).cast(), at, size_of::<u32>()))?;
                 call!(table, function_set(raw, MAX_DYNAMIC_SHARED, shared as i32))?;
             }
         }
         assert_eq!(size, size_of::<P>(), "the parameter of {name}");
-        Ok(Kernel { module: self.clone(), raw, shared, of: PhantomData })
+        Ok(Kernel { module: self.clone(), raw, shared, threads: threads as u32, of: PhantomData })
     }
 }
 
@@ -89,6 +91,7 @@ pub struct Kernel<P> {
     module: Module,
     raw: Opaque,
     shared: u32,
+    threads: u32,
     of: PhantomData<fn(P)>,
 }
 
@@ -96,6 +99,11 @@ pub struct Kernel<P> {
 unsafe impl<P> Send for Kernel<P> {}
 
 impl<P: Copy> Kernel<P> {
+    /// The most threads of a block: as many as it was compiled for.
+    pub fn max_threads(&self) -> u32 {
+        self.threads
+    }
+
     /// Queues a launch. Nothing is launched for a grid without blocks.
     ///
     /// # Safety

@@ -4,6 +4,7 @@ use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, Shape, SharedWe
 use strata_quant::Format;
 
 use super::input::{Input, Target, any_blocks};
+use super::products::WIDE;
 use super::route::{RoutingParams, most_units, tile};
 use super::{OpError, module};
 use crate::Failed;
@@ -60,7 +61,7 @@ struct OfFormat {
     format: Format,
     /// For units of one place; float formats have this one for all.
     one: Kernel<GroupedParams>,
-    /// For units of 8 and of 64.
+    /// For units of 8 and of [`WIDE`].
     more: Option<[Kernel<GroupedParams>; 2]>,
 }
 
@@ -207,16 +208,20 @@ impl CudaBackend {
         let found = self.kernels.experts.grouped.iter().find(|of| of.format == product.format);
         let OfFormat { one, more, .. } = found.expect("every format has kernels");
         let few = |cols| self.kernels.products.few_rows(product.rows, input.k() / 32, cols, rows * moe.used);
-        let (kernel, height, threads) = match more {
-            Some([_, many]) if tile(&moe, rows) == 64 => (many, 128, 256),
-            Some([eight, _]) if rows > 1 => (eight, few(8), 128),
-            Some(_) => (one, few(1), 128),
-            None => (one, 4, 128),
+        let units = most_units(&moe, rows);
+        let by_height =
+            |height: usize| Grid { blocks: [product.rows.div_ceil(height) as u32, units as u32, 1], threads: 128 };
+        let (kernel, height, grid) = match more {
+            Some([_, many]) if tile(&moe, rows) == WIDE => {
+                (many, 0, self.kernels.products.wide_grid(many, product.rows, units))
+            }
+            Some([eight, _]) if rows > 1 => (eight, few(8), by_height(few(8))),
+            Some(_) => (one, few(1), by_height(few(1))),
+            None => (one, 4, by_height(4)),
         };
         let p = GroupedParams { tile: height as u32, ..p };
-        let blocks = [product.rows.div_ceil(height) as u32, most_units(&moe, rows) as u32, 1];
         // SAFETY: the slots have rows of this format and length behind the offset, the columns and `out` a place for every pair.
-        let queued = unsafe { kernel.launch(&self.stream, Grid { blocks, threads }, &p) };
+        let queued = unsafe { kernel.launch(&self.stream, grid, &p) };
         Ok(queued.map_err(Failed::from)?)
     }
 
