@@ -125,26 +125,23 @@ extern "C" __global__ void __launch_bounds__(HIDDEN_THREADS) strata_hidden(const
 }
 
 template <class F>
-__device__ void grouped_many(const GroupedParams& p) {
-    using Product = Many<F>;
-    extern __shared__ __align__(16) uint8_t raw[];
-    auto& shared = *reinterpret_cast<typename Product::Shared*>(raw);
-    if (blockIdx.y >= *p.units) {
-        return;
-    }
-    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y], cols = p.unit_places[blockIdx.y];
-    const uint32_t first = blockIdx.x * Product::ROWS;
-    const int units = p.k / 32, rows = min(uint32_t(Product::ROWS), p.rows - first);
-    const uint8_t* weights =
-        reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + size_t(first) * (p.k / F::LEN) * F::BYTES;
-    const uint32_t* which = p.order == nullptr ? nullptr : p.order + place;
-    Columns x = p.x;
-    if (which == nullptr) {
-        x = {x.q + size_t(place) * p.k, x.d + size_t(place) * units, x.sums + size_t(place) * units};
-    }
-    const float* scales = p.scales;
-    Product::product(shared, weights, rows, x, which, cols, units, [&](int r, int c, float sum) {
-        p.out[size_t(place + c) * p.rows + first + r] = scales == nullptr ? sum : sum * scales[expert];
+__device__ void grouped_wide(const GroupedParams& p) {
+    extern __shared__ __align__(1024) uint8_t aligned[];
+    const uint32_t tall = (p.rows + Wide<F>::ROWS - 1) / Wide<F>::ROWS, tiles = tall * *p.units;
+    const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
+    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.k / 32, p.rows, [&](uint32_t number) {
+        if (number >= tiles) {
+            return Tile{};
+        }
+        const uint32_t unit = number / tall, first = number % tall * Wide<F>::ROWS;
+        const uint32_t expert = p.unit_expert[unit], place = p.unit_first[unit];
+        return Tile{reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + first * row_bytes,
+                    p.order == nullptr ? nullptr : p.order + place,
+                    place,
+                    p.out + size_t(place) * p.rows + first,
+                    int(min(uint32_t(Wide<F>::ROWS), p.rows - first)),
+                    int(p.unit_places[unit]),
+                    p.scales == nullptr ? 1.0f : p.scales[expert]};
     });
 }
 
@@ -168,10 +165,10 @@ __device__ void grouped_floats(const GroupedParams& p) {
 }
 
 #define STRATA_KERNELS(F, NAME)                                                                               \
-    extern "C" __device__ uint32_t strata_grouped_64_##NAME##_shared = sizeof(Many<F>::Shared);               \
-    extern "C" __global__ void __launch_bounds__(256, 2) strata_grouped_64_##NAME(                            \
+    extern "C" __device__ uint32_t strata_grouped_64_##NAME##_shared = sizeof(Wide<F>::Shared); \
+    extern "C" __global__ void __launch_bounds__(Wide<F>::THREADS, Wide<F>::BLOCKS) strata_grouped_64_##NAME(                            \
         const __grid_constant__ GroupedParams p) {                                                            \
-        grouped_many<F>(p);                                                                                   \
+        grouped_wide<F>(p);                                                                                   \
     }
 STRATA_BLOCK_FORMATS(STRATA_KERNELS)
 #define STRATA_FLOATS(T, NAME)                                                      \

@@ -8,6 +8,7 @@
 //   SPLIT       whether it has two float scales (NVFP4): two terms, one FMA each
 //   MINIMUM     0 none, 1 added, -1 subtracted
 //   ZERO        what is to be taken from every weight that `unit` gives
+//   LARGE       whether a weight times its sub-scale can have more than the 11 bits of an f16
 //   GRID        32-bit words of its code book, staged in shared memory; 0 for none
 //   unit(block, i, grid)  the `i`-th 32 weights of a block
 #pragma once
@@ -83,7 +84,7 @@ template <int LEN_, int BYTES_, int MINIMUM_ = 0, bool HALVES_ = false, int GRID
 struct Layout {
     static constexpr int LEN = LEN_, BYTES = BYTES_, MINIMUM = MINIMUM_, GRID = GRID_, ZERO = ZERO_;
     static constexpr int ALIGN = BYTES_ % 4 == 0 ? 4 : BYTES_ % 2 == 0 ? 2 : 1;
-    static constexpr bool HALVES = HALVES_, SPLIT = false;
+    static constexpr bool HALVES = HALVES_, SPLIT = false, LARGE = false;
 
     __device__ static const uint32_t* codebook() { return nullptr; }
     __device__ static uint32_t word(const uint8_t* p) { return load16<ALIGN>(p); }
@@ -272,6 +273,7 @@ struct Q5K : Layout<256, 176, -1> {
 };
 
 struct Q6K : Layout<256, 210, 0, true, 0, 32> {
+    static constexpr bool LARGE = true;
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t*) {
         const uint32_t both = word(block + 192 + 2 * i);
         Unit u = plain(half(block + 208), int8_t(both & 255), int8_t(both >> 8));
@@ -416,6 +418,7 @@ struct Iq4Nl : Layout<32, 18> {
 };
 
 struct Iq4Xs : Layout<256, 136> {
+    static constexpr bool LARGE = true;
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t*) {
         const int low = block[4 + i / 2] >> (i % 2 * 4) & 15, high = word(block + 2) >> (2 * i) & 3;
         Unit u = plain(half(block), (low | high << 4) - 32);

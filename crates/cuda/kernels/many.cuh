@@ -7,7 +7,7 @@
 #pragma once
 
 #include "copies.cuh"
-#include "few.cuh"
+#include "hopper.cuh"
 
 namespace strata {
 
@@ -51,7 +51,7 @@ __device__ inline void multiply32(int (&c)[4], const uint32_t (&a)[4], uint32_t 
 
 template <class F>
 struct Many {
-    static constexpr int ROWS = 128, COLS = 64, THREADS = 256;
+    static constexpr int ROWS = 128, COLS = 64, THREADS = 256, BLOCKS = 2;
     /// Units of a chunk: whole chunks make a segment.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
     // A block of threads has 64 KB here.
@@ -82,6 +82,30 @@ struct Many {
         uint32_t grid[F::GRID > 0 ? F::GRID : 1];
     };
 
+    /// Multiplies the tiles `tiles(i)`, `i` from the block's number on in steps of the grid, up to the first without rows.
+    template <class Tiles>
+    __device__ static void run(Shared& shared, const Columns& x, int units, size_t stride, Tiles tiles) {
+        for (int i = threadIdx.x; i < F::GRID; i += THREADS) {
+            shared.grid[i] = F::codebook()[i];
+        }
+        __syncthreads();
+        uint32_t number = blockIdx.x;
+        for (Tile tile = tiles(number); tile.rows > 0; tile = tiles(number += gridDim.x)) {
+            for (int from = 0; from < tile.cols; from += COLS) {
+                Columns columns = x;
+                const uint32_t* which = tile.which == nullptr ? nullptr : tile.which + from;
+                if (which == nullptr) {
+                    const size_t at = size_t(tile.first + from) * units;
+                    columns = {x.q + at * 32, x.d + at, x.sums + at};
+                }
+                product(shared, tile.weights, tile.rows, columns, which, min(COLS, tile.cols - from), units, [&](int r, int c, float sum) {
+                    tile.out[(from + c) * stride + r] = sum * tile.scale;
+                });
+            }
+        }
+    }
+
+   private:
     /// Starts the copies of a chunk's columns, and decodes its rows. What is beyond the rows, columns or units becomes zeros.
     __device__ static void fill(Stage& stage, const uint32_t* grid, const uint8_t* weights, int rows, const Columns& x,
                                 const uint32_t* which, int cols, int units, int from) {
@@ -145,12 +169,6 @@ struct Many {
         const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
         // A warp has 32 rows and 32 columns: two by four matrices of 16 by 8.
         const int row = warp / 2 * 32, col = warp % 2 * 32;
-        for (int i = thread; i < F::GRID; i += THREADS) {
-            shared.grid[i] = F::codebook()[i];
-        }
-        if constexpr (F::GRID > 0) {
-            __syncthreads();
-        }
         float total[2][4][4] = {}, acc[2][4][4] = {};
         fill(shared.stages[0], shared.grid, weights, rows, x, which, cols, units, 0);
         await_all_copies();
@@ -185,7 +203,6 @@ struct Many {
         }
     }
 
-   private:
     /// Adds one unit's terms to a warp's values.
     __device__ static void unit(const Stage& stage, int part, int row, int col, int lane, float (&acc)[2][4][4]) {
         uint32_t a[2][4], b[2][4];
@@ -246,5 +263,13 @@ struct Many {
         }
     }
 };
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+template <class F>
+using Wide = Hopper<F>;
+#else
+template <class F>
+using Wide = Many<F>;
+#endif
 
 }  // namespace strata

@@ -202,18 +202,23 @@ __device__ void product(const ProductParams& p) {
 }
 
 template <class F>
-__device__ void many(const ProductParams& p) {
-    using Product = Many<F>;
-    extern __shared__ __align__(16) uint8_t raw[];
-    auto& shared = *reinterpret_cast<typename Product::Shared*>(raw);
-    const uint32_t first = blockIdx.x * Product::ROWS, col = blockIdx.y * Product::COLS;
-    const int units = p.k / 32, rows = min(uint32_t(Product::ROWS), p.rows - first),
-              cols = min(uint32_t(Product::COLS), p.cols - col);
+__device__ void wide(const ProductParams& p) {
+    extern __shared__ __align__(1024) uint8_t aligned[];
+    const uint32_t tall = (p.rows + Wide<F>::ROWS - 1) / Wide<F>::ROWS;
     const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
-    const Columns x = {p.x.q + size_t(col) * p.k, p.x.d + size_t(col) * units, p.x.sums + size_t(col) * units};
-    const float* scale = p.scale;
-    Product::product(shared, p.weights + first * row_bytes, rows, x, nullptr, cols, units, [&](int r, int c, float sum) {
-        p.out[size_t(col + c) * p.rows + first + r] = scale == nullptr ? sum : sum * *scale;
+    const float scale = p.scale == nullptr ? 1.0f : *p.scale;
+    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.k / 32, p.rows, [&](uint32_t number) {
+        const uint32_t first = number % tall * Wide<F>::ROWS, col = number / tall * Wide<F>::COLS;
+        if (col >= p.cols) {
+            return Tile{};
+        }
+        return Tile{p.weights + first * row_bytes,
+                    nullptr,
+                    col,
+                    p.out + size_t(col) * p.rows + first,
+                    int(min(uint32_t(Wide<F>::ROWS), p.rows - first)),
+                    int(min(uint32_t(Wide<F>::COLS), p.cols - col)),
+                    scale};
     });
 }
 
@@ -245,10 +250,10 @@ __device__ void decode_units(const DecodeParams& p) {
         const __grid_constant__ ProductParams p) {                                                                 \
         product<F, FewEight<F>, 8>(p);                                                                                       \
     }                                                                                                              \
-    extern "C" __device__ uint32_t strata_product_64_##NAME##_shared = sizeof(Many<F>::Shared);                     \
-    extern "C" __global__ void __launch_bounds__(256, 2) strata_product_64_##NAME(                                  \
+    extern "C" __device__ uint32_t strata_product_64_##NAME##_shared = sizeof(Wide<F>::Shared); \
+    extern "C" __global__ void __launch_bounds__(Wide<F>::THREADS, Wide<F>::BLOCKS) strata_product_64_##NAME(                                  \
         const __grid_constant__ ProductParams p) {                                                                 \
-        many<F>(p);                                                                                                \
+        wide<F>(p);                                                                                                \
     }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(256) strata_decode_##NAME(const __grid_constant__ DecodeParams p) { \
         decode_units<F>(p);                                                                                              \

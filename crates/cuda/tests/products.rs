@@ -104,43 +104,95 @@ fn every_format_decodes_alike() {
     }
 }
 
+/// Compares products with the CPU's.
+fn multiply(
+    (context, stream, products): &(Context, Stream, Products),
+    (format, bytes): (Format, &[u8]),
+    x: &[f32],
+    [rows, k, cols]: [usize; 3],
+) {
+    let isa = Isa::detect();
+    let mut cpu = Activations::new(k, cols);
+    cpu.quantise(isa, x, k, cols);
+    let mut expected = vec![0.0; rows * cols];
+    let matrix = Matrix::new(format, bytes, k, rows).unwrap().scaled(0.7);
+    let columns = strata_quant::Columns::Quantised(&cpu);
+    matmul(isa, matrix, 0..rows, columns, Out::new(&mut expected, rows));
+
+    let memory = DeviceMemory::new(context, Columns::bytes_for(k, cols)).unwrap();
+    let columns = Columns::new(&memory, k, cols);
+    let (x, weights) = (upload(context, stream, x), upload(context, stream, bytes));
+    let scale = upload(context, stream, &[0.7f32]);
+    products.quantise(stream, x.slice(), &columns).unwrap();
+    let out = DeviceMemory::new(context, 4 * rows * cols).unwrap();
+    stream.fill(out.slice::<u8>(), 0xff).unwrap();
+    let weights = (format, weights.slice());
+    products.product(stream, weights, [rows, k, cols], &columns, Some(scale.slice()), out.slice()).unwrap();
+    let mut found = vec![0.0; rows * cols];
+    stream.download(out.slice(), &mut found).unwrap();
+    same(&found, &expected, &format!("{format}, {rows} rows of {k}, {cols} columns"));
+}
+
+fn block_formats() -> impl Iterator<Item = Format> {
+    Format::ALL.into_iter().filter(|format| !format.is_float())
+}
+
 #[test]
 fn every_format_multiplies_alike() {
-    let Some((context, stream, products)) = gpu() else { return };
-    let isa = Isa::detect();
-    for format in Format::ALL.into_iter().filter(|format| !format.is_float()) {
-        for (rows, k, cols) in
-            [(37, 256, 1), (64, 2560, 1), (19, 2560, 8), (33, 4864, 3), (8, 768, 21), (300, 4864, 150)]
-        {
+    let Some(gpu) = gpu() else { return };
+    for format in block_formats() {
+        for [rows, k, cols] in [
+            [37, 256, 1],
+            [64, 2560, 1],
+            [19, 2560, 8],
+            [33, 4864, 3],
+            [1, 512, 9],
+            [97, 256, 16],
+            [8, 768, 21],
+            [129, 2560, 33],
+            [200, 6144, 48],
+            [130, 736, 65],
+            [128, 2560, 80],
+            [64, 2304, 97],
+            [257, 2048, 128],
+            [131, 96, 129],
+            [300, 4864, 150],
+            // More tiles than processors.
+            [2100, 512, 1100],
+        ] {
+            // Rows of some formats can't be as long.
+            let Some(bytes) = format.row_bytes(k) else { continue };
             let mut random = Random(format as u64 + 100);
-            let bytes = random.blocks(format.row_bytes(k).unwrap() * rows);
-            let x = random.floats(k * cols);
-            let mut cpu = Activations::new(k, cols);
-            cpu.quantise(isa, &x, k, cols);
-            let mut expected = vec![0.0; rows * cols];
-            let matrix = Matrix::new(format, &bytes, k, rows).unwrap().scaled(0.7);
-            matmul(
-                isa,
-                matrix,
-                0..rows,
-                strata_quant::Columns::Quantised(&cpu),
-                Out::new(&mut expected, rows),
-            );
+            let (bytes, x) = (random.blocks(bytes * rows), random.floats(k * cols));
+            multiply(&gpu, (format, &bytes), &x, [rows, k, cols]);
+        }
+    }
+}
 
-            let memory = DeviceMemory::new(&context, Columns::bytes_for(k, cols)).unwrap();
-            let columns = Columns::new(&memory, k, cols);
-            let (x, weights) = (upload(&context, &stream, &x), upload(&context, &stream, &bytes));
-            let scale = upload(&context, &stream, &[0.7f32]);
-            products.quantise(&stream, x.slice(), &columns).unwrap();
-            let out = DeviceMemory::new(&context, 4 * rows * cols).unwrap();
-            stream.fill(out.slice::<u8>(), 0xff).unwrap();
-            let weights = (format, weights.slice());
-            products
-                .product(&stream, weights, [rows, k, cols], &columns, Some(scale.slice()), out.slice())
-                .unwrap();
-            let mut found = vec![0.0; rows * cols];
-            stream.download(out.slice(), &mut found).unwrap();
-            same(&found, &expected, &format!("{format}, {rows} rows of {k}, {cols} columns"));
+/// Sums as large as they get: weights, sub-scales and activations at their ends.
+#[test]
+fn extremes_multiply_alike() {
+    let Some(gpu) = gpu() else { return };
+    for format in block_formats() {
+        for seed in 0..4 {
+            let [rows, k, cols] = [256, 2560, 100];
+            let mut random = Random(format as u64 + 1000 * seed);
+            let mut bytes = vec![0; format.row_bytes(k).unwrap() * rows];
+            let mut rest = &mut bytes[..];
+            while !rest.is_empty() {
+                let run = (random.next() as usize % 120 + 1).min(rest.len());
+                let value = [0x00, 0x3b, 0x7f, 0x80, 0xff][random.next() as usize % 5];
+                rest[..run].fill(value);
+                rest = &mut rest[run..];
+            }
+            let x: Vec<f32> = (0..k * cols)
+                .map(|i| match i / k % 4 {
+                    0 => 1.0,
+                    1 => -1.0,
+                    _ => [1.0, -1.0, 1.0, 0.3][random.next() as usize % 4],
+                })
+                .collect();
+            multiply(&gpu, (format, &bytes), &x, [rows, k, cols]);
         }
     }
 }

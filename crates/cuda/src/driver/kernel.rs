@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::table::{LaunchAttribute, LaunchConfig, Opaque};
 use super::{Context, DriverError, Stream, call};
 
+const MAX_THREADS: i32 = 0;
 const MAX_DYNAMIC_SHARED: i32 = 8;
 const PREFERRED_SHARED: i32 = 9;
 /// The kernel may start while the one in front of it in its stream still runs.
@@ -64,7 +65,7 @@ impl Module {
         let (function, variable) = (symbol(name.to_owned()), symbol(format!("{name}_shared")));
         let (mut raw, mut at) = (std::ptr::null_mut(), 0);
         let (mut offset, mut size, mut len) = (0, 0, 0);
-        let mut shared = 0u32;
+        let (mut shared, mut threads) = (0u32, 0);
         // SAFETY: the module is alive; the calls write a handle, sizes, an address, and the four bytes of `shared`.
         unsafe {
             call!(table, module_function(&mut raw, self.0.raw, function.as_ptr()))?;
@@ -72,13 +73,21 @@ impl Module {
             // All kernels share the first-level cache alike, as much shared memory as there is: a multiprocessor that has to divide it anew is idle
             // until the kernel in front is done, and for microseconds more.
             call!(table, function_set(raw, PREFERRED_SHARED, 100))?;
+            call!(table, function_get(&mut threads, MAX_THREADS, raw))?;
             if (table.module_variable)(&mut at, &mut len, self.0.raw, variable.as_ptr()) == 0 {
                 call!(table, read(std::ptr::from_mut(&mut shared).cast(), at, size_of::<u32>()))?;
                 call!(table, function_set(raw, MAX_DYNAMIC_SHARED, shared as i32))?;
             }
         }
         assert_eq!(size, size_of::<P>(), "the parameter of {name}");
-        Ok(Kernel { module: self.clone(), raw, shared, early: false, of: PhantomData })
+        Ok(Kernel {
+            module: self.clone(),
+            raw,
+            shared,
+            threads: threads as u32,
+            early: false,
+            of: PhantomData,
+        })
     }
 
     /// A kernel that is told at every launch how much shared memory its blocks have.
@@ -124,6 +133,7 @@ pub struct Kernel<P> {
     raw: Opaque,
     shared: u32,
     early: bool,
+    threads: u32,
     of: PhantomData<fn(P)>,
 }
 
@@ -136,6 +146,11 @@ impl<P: Copy> Kernel<P> {
     pub fn early(self) -> Kernel<P> {
         let early = self.module.0.context.device().capability >= (9, 0);
         Kernel { early, ..self }
+    }
+
+    /// The most threads of a block: as many as it was compiled for.
+    pub fn max_threads(&self) -> u32 {
+        self.threads
     }
 
     /// Queues a launch. Nothing is launched for a grid without blocks.

@@ -129,6 +129,7 @@ entry_points! {
     module_function = "cuModuleGetFunction" (*mut Opaque, Opaque, *const c_char);
     module_variable = "cuModuleGetGlobal_v2" (*mut DevicePtr, *mut usize, Opaque, *const c_char);
     function_parameter = "cuFuncGetParamInfo" (Opaque, usize, *mut usize, *mut usize);
+    function_get = "cuFuncGetAttribute" (*mut c_int, c_int, Opaque);
     function_set = "cuFuncSetAttribute" (Opaque, c_int, c_int);
     launch = "cuLaunchKernelEx" (*const LaunchConfig, Opaque, *mut *mut c_void, *mut *mut c_void);
 }

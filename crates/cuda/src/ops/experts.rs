@@ -303,10 +303,12 @@ impl CudaBackend {
         };
         let found = self.kernels.experts.grouped.iter().find(|(format, _)| *format == product.format);
         let (_, kernel) = found.expect("every format has kernels");
-        let (height, threads) = if product.format.is_float() { (4, 128) } else { (128, 256) };
-        let blocks = [product.rows.div_ceil(height) as u32, units as u32, 1];
+        let grid = match product.format.is_float() {
+            true => Grid { blocks: [product.rows.div_ceil(4) as u32, units as u32, 1], threads: 128 },
+            false => self.kernels.products.wide_grid(kernel, product.rows, units),
+        };
         // SAFETY: as above.
-        let queued = unsafe { kernel.launch(&self.stream, Grid { blocks, threads }, &p) };
+        let queued = unsafe { kernel.launch(&self.stream, grid, &p) };
         Ok(queued.map_err(Failed::from)?)
     }
 

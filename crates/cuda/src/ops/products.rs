@@ -71,6 +71,9 @@ struct DecodeParams {
     units: u64,
 }
 
+/// Columns of a tile of the kernels for many columns. Twin: `Wide::COLS` in `kernels/many.cuh`.
+pub(crate) const WIDE: usize = 128;
+
 /// The kernels of one block format.
 struct OfFormat {
     eight: Kernel<ProductParams>,
@@ -123,6 +126,14 @@ impl Products {
     fn few_rows(&self, rows: usize, units: usize) -> usize {
         let most = (self.terms / (units.min(64) + 2).next_multiple_of(2)).min(128 / 8);
         (rows / (4 * self.processors)).clamp(1, most.max(1))
+    }
+
+    /// Blocks of threads for a kernel that takes tiles of 128 rows and up to [`WIDE`] columns one after the other: as many as there is room for
+    /// at once, by the threads that it was compiled for.
+    pub(crate) fn wide_grid<P: Copy>(&self, kernel: &Kernel<P>, rows: usize, groups: usize) -> Grid {
+        let threads = kernel.max_threads();
+        let room = self.processors * 512 / threads as usize;
+        Grid { blocks: [room.min(rows.div_ceil(128) * groups) as u32, 1, 1], threads }
     }
 
     /// Quantises `x`, `[cols][k]`.
@@ -191,14 +202,16 @@ impl Products {
             k: k as u32,
             tile: 0,
         };
-        let (kernel, at_once, tile, threads) = match cols {
-            1..=8 => (&kernels.eight, 8, self.few_rows(rows, k / 32), 128),
-            _ => (&kernels.many, 64, 128, 256),
-        };
+        if cols > 8 {
+            let grid = self.wide_grid(&kernels.many, rows, cols.div_ceil(WIDE));
+            // SAFETY: the sizes were compared above.
+            return unsafe { kernels.many.launch(stream, grid, &p) };
+        }
+        let tile = self.few_rows(rows, k / 32);
         let p = ProductParams { tile: tile as u32, ..p };
-        let blocks = [rows.div_ceil(tile) as u32, cols.div_ceil(at_once) as u32, 1];
+        let blocks = [rows.div_ceil(tile) as u32, cols.div_ceil(8) as u32, 1];
         // SAFETY: the sizes were compared above.
-        unsafe { kernel.launch(stream, Grid { blocks, threads }, &p) }
+        unsafe { kernels.eight.launch(stream, Grid { blocks, threads: 128 }, &p) }
     }
 
     /// Decodes whole blocks into `out`.

@@ -2,6 +2,7 @@
 
 use strata_backend::{BackendError, Buffer, MoeShape, Spec, Weight};
 
+use super::products::WIDE;
 use super::{OpError, module};
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
@@ -73,7 +74,7 @@ pub(crate) const FEW_PLACES: usize = 8;
 /// Places of one expert that a unit of work has, at most: as many columns as a kernel takes at once. Wide units where an expert has several
 /// rows to expect, for tensor cores.
 pub(crate) fn tile(moe: &MoeShape, rows: usize) -> usize {
-    if rows * moe.used >= 4 * moe.experts { 64 } else { FEW_PLACES }
+    if rows * moe.used >= 4 * moe.experts { WIDE } else { FEW_PLACES }
 }
 
 /// The most units that `rows` rows can make.
