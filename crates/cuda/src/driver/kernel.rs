@@ -8,6 +8,8 @@ use super::table::Opaque;
 use super::{Context, DriverError, Stream, call};
 
 const MAX_DYNAMIC_SHARED: i32 = 8;
+/// No code for the GPU in the image; PTX that the driver can't compile, or is too old for.
+const NO_BINARY: [i32; 4] = [209, 218, 221, 222];
 
 /// Compiled kernels on a GPU.
 #[derive(Clone)]
@@ -47,7 +49,14 @@ impl Module {
         bytemuck::cast_slice_mut(&mut aligned)[..image.len()].copy_from_slice(image);
         let mut raw = std::ptr::null_mut();
         // SAFETY: the image is whole, a fat binary knows its length, and the driver copies what it needs.
-        unsafe { call!(context.table(), module_load(&mut raw, aligned.as_ptr().cast())) }?;
+        match unsafe { (context.table().module_load)(&mut raw, aligned.as_ptr().cast()) } {
+            0 => {}
+            code if NO_BINARY.contains(&code) => {
+                let (capability, reason) = (context.device().capability, context.table().describe(code));
+                return Err(DriverError::NoBinary { capability, reason });
+            }
+            code => return Err(DriverError::of(context.table(), "module_load", code)),
+        }
         Ok(Module(Arc::new(Loaded { context: context.clone(), raw })))
     }
 
@@ -60,7 +69,7 @@ impl Module {
         let symbol = |name: String| CString::new(name).expect("names of kernels have no zeros");
         let (function, variable) = (symbol(name.to_owned()), symbol(format!("{name}_shared")));
         let (mut raw, mut at) = (std::ptr::null_mut(), 0);
-        let (mut offset, mut size, mut len) = (0, 0, 0);
+        let (mut offset, mut size, mut len) = (0, size_of::<P>(), 0);
         let mut shared = 0u32;
         // SAFETY: the module is alive; the calls write a handle, sizes, an address, and the four bytes of `shared`.
         unsafe {

@@ -22,6 +22,7 @@ impl DeviceMemory {
         let mut at = 0;
         // SAFETY: writes one address; the driver refuses zero bytes.
         unsafe { call!(context.table(), allocate(&mut at, len.max(1))) }?;
+        context.count(|made| &made.device);
         Ok(DeviceMemory { context: context.clone(), at, len })
     }
 
@@ -133,6 +134,7 @@ impl<T: Pod> PinnedMemory<T> {
             call!(context.table(), allocate_host(&mut at, bytes, 0))?;
             at.cast::<u8>().write_bytes(0, bytes);
         }
+        context.count(|made| &made.pinned);
         Ok(PinnedMemory { context: context.clone(), at: at.cast(), len })
     }
 }
