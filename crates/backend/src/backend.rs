@@ -78,4 +78,10 @@ pub trait Backend: Send {
 
     /// Hands over the counters and starts them anew.
     fn take_counters(&mut self) -> Counters;
+
+    /// Bytes of the device's own memory that are taken since the backend-to-be counted them, by the device's count of all that is
+    /// free: what other programs took meanwhile is in it. Nothing for a backend without such memory.
+    fn device_bytes(&self) -> Option<u64> {
+        None
+    }
 }

@@ -24,6 +24,8 @@ pub struct Cuda {
     context: Context,
     kernels: Kernels,
     limits: Limits,
+    /// Bytes free on the GPU before anything of the model was there.
+    free: u64,
 }
 
 /// How much of a GPU's memory may be used.
@@ -49,7 +51,12 @@ impl Cuda {
             total,
             source: format!("cuda:{}", device.number),
         };
-        Ok(Cuda { context, kernels, limits })
+        Ok(Cuda { context, kernels, limits, free })
+    }
+
+    /// Where everything will be made.
+    pub fn context(&self) -> &Context {
+        &self.context
     }
 }
 
@@ -133,6 +140,8 @@ pub(crate) struct CudaBackend {
     recordings: Recordings,
     /// Whether ops are being recorded.
     pub(crate) recording: bool,
+    /// Bytes free on the GPU before anything of the model was there.
+    free: u64,
     /// Behind everything that uses it.
     context: Context,
     _memory: DeviceMemory,
@@ -146,7 +155,7 @@ impl CudaBackend {
         weights: Vec<WeightData>,
         store: &ExpertStore,
     ) -> Result<CudaBackend, BackendError> {
-        let Cuda { context, kernels, .. } = cuda;
+        let Cuda { context, kernels, free, .. } = cuda;
         context.enter().map_err(failed)?;
         let memory = DeviceMemory::new(&context, described.bytes).map_err(|error| {
             let (free, all) = context.memory().unwrap_or_default();
@@ -195,6 +204,7 @@ impl CudaBackend {
             recordings: Recordings::default(),
             recording: false,
             stream,
+            free,
             context,
             spec,
             _memory: memory,
@@ -496,5 +506,10 @@ impl Backend for CudaBackend {
 
     fn take_counters(&mut self) -> Counters {
         std::mem::take(&mut self.counters)
+    }
+
+    fn device_bytes(&self) -> Option<u64> {
+        self.context.enter().ok()?;
+        Some(self.free.saturating_sub(self.context.memory().ok()?.0))
     }
 }

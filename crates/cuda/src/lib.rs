@@ -8,6 +8,8 @@
 
 mod backend;
 pub mod driver;
+#[cfg(test)]
+mod faults;
 mod inputs;
 mod memory;
 pub mod ops;

@@ -15,6 +15,7 @@ use strata_residency::ExpertStore;
 
 use crate::error::EngineError;
 use crate::event::{Event, Reason, Request, SeqId};
+use crate::fault::finite;
 use crate::flight::{Flight, Lane, Machine, Passing, Probe};
 use crate::graph::{Graph, Run, Work};
 use crate::lookup::Lookup;
@@ -55,14 +56,6 @@ pub type LogitSink<'s> = dyn FnMut(usize, &[f32]) + 's;
 
 /// Takes logits inside: the window's row, and its logits.
 type RowSink<'s> = dyn FnMut(u32, &[f32]) -> Result<(), EngineError> + 's;
-
-/// That logits say anything: those of the token at `position`.
-fn check_logits(model: &Model, position: usize, logits: &[f32]) -> Result<(), EngineError> {
-    if logits.iter().any(|logit| logit.is_finite()) {
-        return Ok(());
-    }
-    Err(EngineError::NoFiniteLogit { file: model.gguf.path().to_owned(), position })
-}
 
 /// The tokens that a sequence holds.
 fn held(sequences: &[Option<Sequence>], slot: usize) -> &[u32] {
@@ -119,6 +112,11 @@ impl Engine {
     /// Time and bytes per op family since the last call.
     pub fn take_counters(&mut self) -> Counters {
         self.machine.backend.take_counters()
+    }
+
+    /// Bytes of the device's own memory: as planned, and as the device counts what was taken since before the model was there.
+    pub fn device_bytes(&self) -> Option<(u64, u64)> {
+        Some((self.plan.device_bytes() as u64, self.machine.backend.device_bytes()?))
     }
 
     /// What became of the n-gram rows that were asked for ahead, if the model has a table.
@@ -341,18 +339,38 @@ impl Engine {
             Wants::Last if end == tokens.len() => vec![(end - first) as u32 - 1],
             _ => Vec::new(),
         };
-        let model = Arc::clone(&self.model);
-        let start = flight.window.spans[0].start;
+        let mut broken = None;
         let mut give = |row: u32, logits: &[f32]| {
-            check_logits(&model, start + row as usize, logits)?;
-            sink(first + row as usize, logits);
+            if broken.is_none() && finite(logits) {
+                sink(first + row as usize, logits);
+            } else {
+                broken.get_or_insert(row as usize);
+            }
             Ok(())
         };
         self.logits_of(&flight, &rows, &mut give)?;
-        if wants == Wants::Draft {
-            self.draft(&flight, &tokens[first + 1..tokens.len().min(end + 1)], &mut give)?;
+        let last = flight.window.rows() - 1;
+        if rows.is_empty() && !self.broken_ends(&flight, 0..1)?.is_empty() {
+            broken = Some(last);
         }
-        self.land(flight)
+        if let Some(row) = broken {
+            return Err(self.blame(&flight, 0, row));
+        }
+        if wants == Wants::Draft {
+            let mut give = |row: u32, logits: &[f32]| {
+                if broken.is_none() && finite(logits) {
+                    sink(first + row as usize, logits);
+                } else {
+                    broken.get_or_insert(row as usize);
+                }
+                Ok(())
+            };
+            self.draft(&flight, &tokens[first + 1..tokens.len().min(end + 1)], &mut give)?;
+            if let Some(row) = broken {
+                return Err(self.blame_draft(flight.window.spans[0].start + row));
+            }
+        }
+        self.land(flight, &[])
     }
 
     // ---- windows
@@ -382,9 +400,17 @@ impl Engine {
         Ok(Flight::new(window, slots, lane, x, self.buffers.work))
     }
 
-    /// Commits a window whose last layer is submitted, once all of it is done: what a device fails to compute is never a
-    /// sequence's own.
-    fn land(&mut self, flight: Flight) -> Result<(), EngineError> {
+    /// Commits a window whose last layer is submitted, once all of it is done, but for the spans of the `broken` slots: what a device
+    /// fails to compute, and what isn't finite, is never a sequence's own.
+    fn land(&mut self, mut flight: Flight, broken: &[usize]) -> Result<(), EngineError> {
+        if !broken.is_empty() {
+            let mut sound = flight.slots.iter().map(|slot| !broken.contains(slot));
+            flight.window.spans.retain(|_| sound.next() == Some(true));
+            flight.slots.retain(|slot| !broken.contains(slot));
+            let (kept, given_up) = flight.passing.into_iter().partition(|p| !broken.contains(&p.slot));
+            flight.passing = kept;
+            self.free.extend(Vec::<Passing>::into_iter(given_up).map(|p| p.checkpoint));
+        }
         let backend = &mut self.machine.backend;
         let last = backend.fence();
         if let Err(error) = backend.wait(last).and_then(|()| backend.commit(&flight.window.spans)) {
@@ -581,14 +607,20 @@ impl Engine {
                 ends.push(((span.row + span.rows - 1) as u32, slot));
             }
         }
-        let rows: Vec<u32> = ends.iter().map(|&(row, _)| row).collect();
-        if let Err(error) = self.logits_of(&flight, &rows, &mut |_, _| Ok(())) {
-            self.abort(flight);
-            return Err(error);
-        }
+        let broken = match self.broken_spans(&flight, &ends) {
+            Ok(broken) => broken,
+            Err(error) => {
+                self.abort(flight);
+                return Err(error);
+            }
+        };
         let spans = flight.window.spans.clone();
         let slots = flight.slots.clone();
-        self.land(flight)?;
+        let (broken, why): (Vec<usize>, Vec<EngineError>) = broken.into_iter().unzip();
+        self.land(flight, &broken)?;
+        for (slot, why) in broken.into_iter().zip(&why) {
+            self.fail(&[slot], why, events);
+        }
         for (span, &slot) in spans.iter().zip(&slots) {
             let seq = self.id(slot);
             let Some(task) = &mut self.sequence_mut(slot).task else { continue };
@@ -605,18 +637,37 @@ impl Engine {
         Ok(())
     }
 
+    /// Takes the rows in `ends` to the head; which slots of the window have a last row that isn't finite, and why.
+    fn broken_spans(
+        &mut self,
+        flight: &Flight,
+        ends: &[(u32, usize)],
+    ) -> Result<Vec<(usize, EngineError)>, EngineError> {
+        let rows: Vec<u32> = ends.iter().map(|&(row, _)| row).collect();
+        let spans = &flight.window.spans;
+        let end = |at: usize| (spans[at].row + spans[at].rows - 1) as u32;
+        let silent = (0..spans.len()).filter(|&at| !rows.contains(&end(at)));
+        // Before the logits, which stay in the same place.
+        let mut at = self.broken_ends(flight, silent)?;
+        let mut broken = Vec::new();
+        self.logits_of(flight, &rows, &mut |row, logits| {
+            if !finite(logits) {
+                broken.push(row);
+            }
+            Ok(())
+        })?;
+        at.extend((0..spans.len()).filter(|&at| broken.contains(&end(at))));
+        Ok(at.into_iter().map(|at| (flight.slots[at], self.blame(flight, at, end(at) as usize))).collect())
+    }
+
     /// Chooses a sequence's next token and tells it, or ends the answer.
     fn choose(&mut self, slot: usize, logits: &[f32], scratch: &mut Scratch, events: &mut Vec<Event>) {
-        let (seq, context, model) = (self.id(slot), self.spec.context, Arc::clone(&self.model));
+        let (seq, context) = (self.id(slot), self.spec.context);
         let sequence = self.sequence_mut(slot);
         let position = sequence.tokens.len();
         let Some(task) = &mut sequence.task else { return };
         if task.left == 0 {
             return self.end(slot, Reason::Length, events);
-        }
-        // They are those of the sequence's last token.
-        if let Err(error) = check_logits(&model, position - 1, logits) {
-            return self.end(slot, Reason::Failed(error.to_string()), events);
         }
         let mask = task.constraint.as_mut().map(|c| c.mask());
         let choice = match task.sampler.choose(logits, position, mask, scratch) {

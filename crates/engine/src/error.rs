@@ -76,16 +76,61 @@ pub enum EngineError {
         /// The model's own.
         model: usize,
     },
-    /// The model's output is broken.
+    /// A weight that must be a number isn't.
     #[error(
-        "{}: the model gave no finite logit at position {position}: the file is damaged, or its values overflow",
+        "{}: tensor `{tensor}` holds values that aren't finite: the file is damaged; compare its checksum with the publisher's, \
+         or download it again",
         .file.display()
     )]
-    NoFiniteLogit {
+    BrokenTensor {
         /// The model's file.
         file: PathBuf,
-        /// The place of the token whose logits they are.
+        /// The tensor's name.
+        tensor: String,
+    },
+    /// What the model computes isn't finite, because a weight isn't.
+    #[error(
+        "{}: at position {position} values stop being finite in {place}, and {} there hold values that aren't: the file is \
+         damaged; compare its checksum with the publisher's, or download it again",
+        .file.display(), listed(.tensors)
+    )]
+    Broken {
+        /// The model's file.
+        file: PathBuf,
+        /// The place of the token whose row it is.
         position: usize,
+        /// The first layer and op with such values.
+        place: String,
+        /// The broken tensors of that layer.
+        tensors: Vec<String>,
+    },
+    /// What the model computes isn't finite, though the weights where that begins are.
+    #[error(
+        "{}: at position {position} values stop being finite in {place}, though all weights there are: the file is damaged, or \
+         its values overflow; compare its checksum with the publisher's, or take another file of the model",
+        .file.display()
+    )]
+    Overflow {
+        /// The model's file.
+        file: PathBuf,
+        /// The place of the token whose row it is.
+        position: usize,
+        /// The first layer and op with such values.
+        place: String,
+    },
+    /// What the model computed wasn't finite, and was when it was computed again.
+    #[error(
+        "{}: at position {position} values were not finite, but are when computed again: {backend} or this machine's memory errs \
+         (`strata selftest` checks a GPU)",
+        .file.display()
+    )]
+    Unsteady {
+        /// The model's file.
+        file: PathBuf,
+        /// The place of the token whose row it is.
+        position: usize,
+        /// What computes.
+        backend: String,
     },
     /// All sequences are taken.
     #[error("all {0} sequences are in use")]
@@ -102,4 +147,10 @@ pub enum EngineError {
     /// The draft block is needed but absent.
     #[error("the model has no draft block loaded: {0}")]
     NoDraft(String),
+}
+
+/// Names of tensors in a sentence.
+fn listed(names: &[String]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    quoted.join(" and ")
 }

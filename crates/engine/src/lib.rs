@@ -13,6 +13,7 @@ mod engine;
 mod error;
 pub mod eval;
 mod event;
+mod fault;
 mod flight;
 mod graph;
 mod load;

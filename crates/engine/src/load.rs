@@ -17,6 +17,7 @@ use strata_residency::{ExpertId, ExpertStore, HostCopy};
 use crate::config::{EngineConfig, ExpertHome};
 use crate::engine::{Buffers, Engine};
 use crate::error::EngineError;
+use crate::fault::check_weights;
 use crate::flight::Machine;
 use crate::graph::Work;
 use crate::lookup::Lookup;
@@ -90,10 +91,11 @@ impl Engine {
         if let Some(device) = builder.device_limits() {
             plan.check_in(Place::Device, &device)?;
         }
+        check_weights(&model, &lowered)?;
         let mut arena = Arena::new(&plan)?;
         let store = Arc::new(store(&model, &lowered, &slots, &mut arena, progress)?);
         let backend = builder.build(spec.clone(), described, arena, lowered.weights, Arc::clone(&store))?;
-        let logits = vec![0.0; buffers.logit_rows * spec.shape.vocab];
+        let logits = vec![0.0; logit_floats(&spec, buffers.logit_rows)];
         let scratch = Scratch::new(spec.shape.vocab);
         Ok(Engine {
             graph: lowered.graph,
@@ -219,10 +221,15 @@ fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, experts: Exp
     slots
 }
 
+/// Floats that are read back at a time: logits, or a row of the residual.
+fn logit_floats(spec: &Spec, logit_rows: usize) -> usize {
+    (logit_rows * spec.shape.vocab).max(spec.shape.streams * spec.shape.hidden)
+}
+
 /// What the engine itself keeps in memory.
 fn place_buffers(plan: &mut Plan, model: &Model, spec: &Spec, logit_rows: usize) {
     let (vocab, sequences) = (spec.shape.vocab, spec.sequences);
-    let logits = logit_rows * vocab * size_of::<f32>();
+    let logits = logit_floats(spec, logit_rows) * size_of::<f32>();
     plan.item(Category::Window, "logits on the host", Place::Heap, logits as u64);
     // Per sequence which tokens it has seen how often (a tree's nodes may be half empty).
     let seen = 24 * vocab.min(spec.context);

@@ -120,6 +120,17 @@ nothing. Routers use all experts alike unless --router-skew lets their use follo
     Synth(SynthArgs),
     /// What there is to compute with: GPUs, CPUs, memory, and which threads go where
     Devices(DevicesArgs),
+    /// Check that a GPU computes what the CPU does
+    #[command(after_help = "\
+Examples:
+  strata selftest
+  strata selftest --device cuda:1 --json
+
+Random weights of every format are quantised, decoded and multiplied, and three small models with random weights are run, \
+on the GPU and on the CPU. There is no tolerance: a result is equal when all its bits are, but one NaN is as good as another. \
+Times are of a line's checks, with what the CPU and the comparison take of it. No model file is needed; the small ones are \
+written to the folder for temporary files. The exit code is 0 when all is equal.")]
+    Selftest(SelftestArgs),
 }
 
 /// A model and how to run it.
@@ -369,6 +380,17 @@ pub struct DevicesArgs {
     pub json: bool,
 }
 
+/// `strata selftest`.
+#[derive(Debug, Flags)]
+pub struct SelftestArgs {
+    /// Which GPU: cuda:N, or auto for the first [default: auto]
+    #[arg(long, value_name = "DEVICE", help_heading = "Engine")]
+    pub device: Option<Device>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
 impl ValueEnum for Switch {
     fn value_variants<'a>() -> &'a [Self] {
         &[Switch::On, Switch::Off]
@@ -411,6 +433,7 @@ impl Args {
                 settings.context = plan.context.context;
             }
             Command::Synth(synth) => settings.threads = synth.threads,
+            Command::Selftest(selftest) => settings.device = selftest.device,
             Command::Inspect(_) | Command::Devices(_) => {}
         }
         settings

@@ -107,13 +107,7 @@ impl Machine {
             Device::Cuda(number) => number,
         };
         let room = Room { limit: config.vram_limit, reserve: config.vram_reserve };
-        let open = || -> Result<Cuda, String> {
-            let devices = Gpu::all().map_err(|error| error.to_string())?;
-            let count = devices.len();
-            let device =
-                devices.get(number).ok_or(format!("no GPU has the number {number}; there are {count}"))?;
-            Cuda::new(device, room).map_err(|error| error.to_string())
-        };
+        let open = || Cuda::new(&gpu(number)?, room).map_err(|error| error.to_string());
         if config.device != Device::Auto {
             let cuda = open().map_err(|why| Failure::failed(format!("{}: {why}", config.name("device"))))?;
             return Ok(Builder::Cuda(Box::new(cuda)));
@@ -189,6 +183,14 @@ impl Machine {
             _ => failure,
         }
     }
+}
+
+/// The GPU of this number.
+pub fn gpu(number: usize) -> Result<Gpu, String> {
+    let devices = Gpu::all().map_err(|error| error.to_string())?;
+    let count = devices.len();
+    let device = devices.into_iter().nth(number);
+    device.ok_or(format!("no GPU has the number {number}; there are {count}"))
 }
 
 /// How a command came to the context of its sequences.

@@ -4,6 +4,7 @@
 //! layout, so that anyone can try other vectors; `STRATA_MODELS` names a folder with the large models that the
 //! repository doesn't carry.
 
+pub mod faulty;
 pub mod golden;
 pub mod oracle;
 

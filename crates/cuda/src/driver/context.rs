@@ -1,6 +1,7 @@
 //! A GPU in use.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::table::{Opaque, RawDevice, Table, table};
 use super::{Device, DriverError, call, device};
@@ -18,6 +19,29 @@ struct Inner {
     raw: RawDevice,
     context: Opaque,
     device: Device,
+    pub(super) made: Counts,
+}
+
+/// How often the driver was asked for things.
+#[derive(Default)]
+pub(super) struct Counts {
+    pub(super) device: AtomicU64,
+    pub(super) pinned: AtomicU64,
+    pub(super) events: AtomicU64,
+    pub(super) graphs: AtomicU64,
+}
+
+/// What was made in a context so far, whether it is still there or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Made {
+    /// Allocations in device memory.
+    pub device: u64,
+    /// Allocations of host memory that the GPU reads and writes.
+    pub pinned: u64,
+    /// Events.
+    pub events: u64,
+    /// Recordings.
+    pub graphs: u64,
 }
 
 // SAFETY: the driver's handles may be used from any thread; `context` is only ever passed back to the driver.
@@ -37,7 +61,8 @@ impl Context {
             (table.context_flags)(raw, BLOCKING_SYNC);
             call!(table, context_retain(&mut context, raw))?;
         }
-        let context = Context(Arc::new(Inner { table, raw, context, device: device.clone() }));
+        let context =
+            Context(Arc::new(Inner { table, raw, context, device: device.clone(), made: Counts::default() }));
         context.enter()?;
         Ok(context)
     }
@@ -59,6 +84,19 @@ impl Context {
         // SAFETY: writes two sizes.
         unsafe { call!(self.0.table, memory_info(&mut free, &mut total)) }?;
         Ok((free as u64, total as u64))
+    }
+
+    /// What was made in it.
+    pub fn made(&self) -> Made {
+        let Counts { device, pinned, events, graphs } = &self.0.made;
+        let [device, pinned, events, graphs] =
+            [device, pinned, events, graphs].map(|count| count.load(Relaxed));
+        Made { device, pinned, events, graphs }
+    }
+
+    /// Counts one more of a kind.
+    pub(super) fn count(&self, kind: impl FnOnce(&Counts) -> &AtomicU64) {
+        kind(&self.0.made).fetch_add(1, Relaxed);
     }
 
     pub(super) fn table(&self) -> &'static Table {

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int};
 
 use super::table::{RawDevice, table};
-use super::{DriverError, call};
+use super::{DriverError, NoDriver, call};
 
 /// A GPU, as the driver describes it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -45,12 +45,15 @@ const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
 
 impl Device {
-    /// All GPUs, in the driver's order; `CUDA_VISIBLE_DEVICES` has its say.
+    /// All GPUs, in the driver's order; `CUDA_VISIBLE_DEVICES` has its say. That there is none is an error.
     pub fn all() -> Result<Vec<Device>, DriverError> {
         let table = table()?;
         let mut count = 0;
         // SAFETY: writes one integer.
         unsafe { call!(table, device_count(&mut count)) }?;
+        if count <= 0 {
+            return Err(NoDriver::NoDevice.into());
+        }
         (0..count as usize).map(Device::get).collect()
     }
 
@@ -82,7 +85,7 @@ impl Device {
             bus: text(|at, len| unsafe { call!(table, device_bus(at, len, raw)) })?,
             memory: memory as u64,
             capability: (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
-            processors: attribute(PROCESSORS)?,
+            processors: attribute(PROCESSORS)?.max(1),
             cache: u64::from(attribute(CACHE)?),
             shared_memory: u64::from(attribute(SHARED_MEMORY_OPTIN)?),
             integrated: attribute(INTEGRATED)? == 1,

@@ -12,6 +12,8 @@ const MAX_DYNAMIC_SHARED: i32 = 8;
 const PREFERRED_SHARED: i32 = 9;
 /// The kernel may start while the one in front of it in its stream still runs.
 static EARLY: LaunchAttribute = LaunchAttribute { id: 6, value: [1, 0, 0, 0, 0, 0, 0, 0] };
+/// No code for the GPU in the image; PTX that the driver can't compile, or is too old for.
+const NO_BINARY: [i32; 4] = [209, 218, 221, 222];
 
 /// Compiled kernels on a GPU.
 #[derive(Clone)]
@@ -51,7 +53,14 @@ impl Module {
         bytemuck::cast_slice_mut(&mut aligned)[..image.len()].copy_from_slice(image);
         let mut raw = std::ptr::null_mut();
         // SAFETY: the image is whole, a fat binary knows its length, and the driver copies what it needs.
-        unsafe { call!(context.table(), module_load(&mut raw, aligned.as_ptr().cast())) }?;
+        match unsafe { (context.table().module_load)(&mut raw, aligned.as_ptr().cast()) } {
+            0 => {}
+            code if NO_BINARY.contains(&code) => {
+                let (capability, reason) = (context.device().capability, context.table().describe(code));
+                return Err(DriverError::NoBinary { capability, reason });
+            }
+            code => return Err(DriverError::of(context.table(), "module_load", code)),
+        }
         Ok(Module(Arc::new(Loaded { context: context.clone(), raw })))
     }
 
@@ -64,7 +73,7 @@ impl Module {
         let symbol = |name: String| CString::new(name).expect("names of kernels have no zeros");
         let (function, variable) = (symbol(name.to_owned()), symbol(format!("{name}_shared")));
         let (mut raw, mut at) = (std::ptr::null_mut(), 0);
-        let (mut offset, mut size, mut len) = (0, 0, 0);
+        let (mut offset, mut size, mut len) = (0, size_of::<P>(), 0);
         let (mut shared, mut threads) = (0u32, 0);
         // SAFETY: the module is alive; the calls write a handle, sizes, an address, and the four bytes of `shared`.
         unsafe {
@@ -108,7 +117,8 @@ impl Module {
     pub fn words<const N: usize>(&self, name: &str) -> Result<[u32; N], DriverError> {
         let table = self.0.context.table();
         let name = CString::new(name).expect("names have no zeros");
-        let (mut at, mut len, mut words) = (0, 0, [0; N]);
+        let mut words = [0; N];
+        let (mut at, mut len) = (0, size_of_val(&words));
         // SAFETY: the module is alive; the calls write an address, a length, and as many bytes as the words have.
         unsafe {
             call!(table, module_variable(&mut at, &mut len, self.0.raw, name.as_ptr()))?;

@@ -24,6 +24,7 @@ impl DeviceMemory {
         let bytes = len.max(1).checked_next_multiple_of(16).unwrap_or(len);
         // SAFETY: writes one address; the driver refuses zero bytes.
         unsafe { call!(context.table(), allocate(&mut at, bytes)) }?;
+        context.count(|made| &made.device);
         Ok(DeviceMemory { context: context.clone(), at, len })
     }
 
@@ -135,6 +136,7 @@ impl<T: Pod> PinnedMemory<T> {
             call!(context.table(), allocate_host(&mut at, bytes, 0))?;
             at.cast::<u8>().write_bytes(0, bytes);
         }
+        context.count(|made| &made.pinned);
         Ok(PinnedMemory { context: context.clone(), at: at.cast(), len })
     }
 }

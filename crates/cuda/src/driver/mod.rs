@@ -5,12 +5,14 @@
 
 mod context;
 mod device;
+#[cfg(test)]
+pub(crate) mod fake;
 mod kernel;
 mod memory;
 mod stream;
 mod table;
 
-pub use context::Context;
+pub use context::{Context, Made};
 pub use device::{Device, driver_version};
 pub use kernel::{Grid, Kernel, Module};
 pub use memory::{DeviceMemory, DeviceSlice, PinnedMemory};
@@ -31,6 +33,52 @@ pub enum DriverError {
         /// What the driver says.
         reason: String,
     },
+    /// There is no memory left.
+    #[error("the GPU is out of memory ({reason} from `{call}`); end other programs that use it")]
+    Memory {
+        /// The driver's name of the call.
+        call: &'static str,
+        /// What the driver says.
+        reason: String,
+    },
+    /// Something before this call went so wrong that no later one can succeed.
+    #[error(
+        "the context is lost, and all that was in it ({reason} from `{call}`): start the program again; `strata selftest` checks the GPU"
+    )]
+    Lost {
+        /// The driver's name of the call.
+        call: &'static str,
+        /// What the driver says.
+        reason: String,
+    },
+    /// The kernels are for other GPUs.
+    #[error(
+        "this build has no kernels for a GPU of compute capability {}.{} ({reason}): build it again with CUDA_ARCHS={}{}",
+        .capability.0, .capability.1, .capability.0, .capability.1
+    )]
+    NoBinary {
+        /// The GPU's compute capability.
+        capability: (u32, u32),
+        /// What the driver says.
+        reason: String,
+    },
+}
+
+const OUT_OF_MEMORY: table::Code = 2;
+/// Errors after which the driver answers nothing but errors in this context: uncorrectable memory and link errors, contexts that are gone,
+/// and whatever a kernel does that ends it.
+const STICKY: [table::Code; 14] = [4, 201, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719];
+
+impl DriverError {
+    /// What a code that isn't success means.
+    fn of(table: &table::Table, field: &str, code: table::Code) -> DriverError {
+        let (call, reason) = (table::Table::symbol(field), table.describe(code));
+        match code {
+            OUT_OF_MEMORY => DriverError::Memory { call, reason },
+            code if STICKY.contains(&code) => DriverError::Lost { call, reason },
+            _ => DriverError::Call { call, reason },
+        }
+    }
 }
 
 /// Calls an entry point of the table and turns its code into a result.
@@ -38,7 +86,7 @@ macro_rules! call {
     ($table:expr, $field:ident ($($argument:expr),*)) => {
         match ($table.$field)($($argument),*) {
             0 => Ok(()),
-            code => Err($crate::driver::DriverError::Call { call: stringify!($field), reason: $table.describe(code) }),
+            code => Err($crate::driver::DriverError::of($table, stringify!($field), code)),
         }
     };
 }

@@ -160,6 +160,7 @@ impl Stream {
         done?;
         ended?;
         made?;
+        self.context().count(|made| &made.graphs);
         Ok(Graph { context: self.context().clone(), raw: exec })
     }
 
@@ -208,6 +209,7 @@ impl Event {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle.
         unsafe { call!(context.table(), event_create(&mut raw, EVENT_BLOCKING_SYNC)) }?;
+        context.count(|made| &made.events);
         Ok(Event { context: context.clone(), raw })
     }
 

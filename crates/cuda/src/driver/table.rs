@@ -45,6 +45,9 @@ pub enum NoDriver {
     /// An entry point isn't there.
     #[error("the NVIDIA driver is too old: it has no {0}; CUDA 12.4 (driver 550) or later is needed")]
     TooOld(&'static str),
+    /// It shows nothing to compute with.
+    #[error("the NVIDIA driver shows no GPU")]
+    NoDevice,
     /// It is there but doesn't start.
     #[error("the NVIDIA driver does not start: {0}")]
     Broken(String),
@@ -56,10 +59,27 @@ macro_rules! entry_points {
         pub(super) struct Table {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> Code,)*
             /// Keeps the code that the pointers above lead to.
-            _library: Library,
+            _library: Option<Library>,
         }
 
         impl Table {
+            /// The driver's name of an entry point.
+            pub(super) fn symbol(field: &str) -> &'static str {
+                match field {
+                    $(stringify!($field) => $symbol,)*
+                    _ => "a call",
+                }
+            }
+
+            /// A driver without a GPU: every call answers what [`super::fake::answer`] says, and writes nothing.
+            #[cfg(test)]
+            pub(super) fn silent() -> Table {
+                $(unsafe extern "C" fn $field($(_: $argument),*) -> Code {
+                    super::fake::answer(stringify!($field))
+                })*
+                Table { $($field,)* _library: None }
+            }
+
             fn open() -> Result<Table, NoDriver> {
                 #[cfg(windows)]
                 const NAMES: [&str; 1] = ["nvcuda.dll"];
@@ -72,7 +92,7 @@ macro_rules! entry_points {
                         Ok(library) => return Ok(Table {
                             $(// SAFETY: each signature is the one that the driver API documents for its symbol.
                             $field: *unsafe { library.get($symbol.as_bytes()) }.map_err(|_| NoDriver::TooOld($symbol))?,)*
-                            _library: library,
+                            _library: Some(library),
                         }),
                         Err(error) if refused.is_empty() => refused = error.to_string(),
                         Err(_) => {}
@@ -137,15 +157,24 @@ entry_points! {
 /// The driver, loaded and started the first time that somebody asks.
 pub(super) fn table() -> Result<&'static Table, NoDriver> {
     static TABLE: OnceLock<Result<Table, NoDriver>> = OnceLock::new();
-    let table = TABLE.get_or_init(|| {
-        let table = Table::open()?;
-        // SAFETY: the first call of all; 0 is the only flag there is.
-        match unsafe { (table.init)(0) } {
-            0 => Ok(table),
-            code => Err(NoDriver::Broken(table.describe(code))),
-        }
-    });
+    #[cfg(test)]
+    if let Some(fake) = super::fake::table() {
+        return fake;
+    }
+    let table = TABLE.get_or_init(|| start(Table::open()?));
     table.as_ref().map_err(Clone::clone)
+}
+
+const NO_DEVICE: Code = 100;
+
+/// Starts a driver.
+pub(super) fn start(table: Table) -> Result<Table, NoDriver> {
+    // SAFETY: the first call of all; 0 is the only flag there is.
+    match unsafe { (table.init)(0) } {
+        0 => Ok(table),
+        NO_DEVICE => Err(NoDriver::NoDevice),
+        code => Err(NoDriver::Broken(table.describe(code))),
+    }
 }
 
 impl Table {

@@ -7,6 +7,7 @@ mod copy;
 mod device;
 mod eval;
 mod exactness;
+mod fault;
 mod forms;
 mod geometries;
 mod golden;

@@ -31,7 +31,6 @@ pub fn run(args: &DevicesArgs, machine: &Machine) -> Result<(), Failure> {
     let mut out = String::new();
     match &gpus {
         Err(why) => out += &format!("no GPU is used: {why}\n"),
-        Ok(gpus) if gpus.is_empty() => out += "no GPU is used: the driver shows none\n",
         Ok(gpus) => {
             for gpu in gpus {
                 let (major, minor) = gpu.capability;

@@ -8,6 +8,7 @@ pub mod inspect;
 pub mod logits;
 pub mod plan;
 pub mod run;
+pub mod selftest;
 pub mod synth;
 
 /// So many things of a kind, in words: `1 tensor`, `2 tensors`.

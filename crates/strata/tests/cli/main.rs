@@ -10,5 +10,6 @@ mod logits;
 mod plan;
 mod program;
 mod run;
+mod selftest;
 mod synth;
 mod typed;

@@ -1,0 +1,144 @@
+//! What becomes of a driver's failures, on a driver that fails when it is told to ([`crate::driver::fake`]).
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use strata_engine::{Engine, EngineConfig, EngineError, Event, Reason, Request, Sampling, Wants};
+use strata_model::Model;
+use strata_plan::Limits;
+use strata_testkit::golden;
+use strata_topology::{Role, Topology};
+
+use crate::driver::{Device, fake};
+use crate::{Cuda, Room};
+
+/// The tiny model on the fake GPU.
+fn load(room: Room) -> Result<Engine, String> {
+    let cuda = Device::all().map_err(|error| error.to_string())?;
+    let cuda = Cuda::new(&cuda[0], room).map_err(|error| error.to_string())?;
+    let config = EngineConfig {
+        window: Some(16),
+        context: Some(64),
+        sequences: 2,
+        draft: true,
+        ..EngineConfig::default()
+    };
+    let model = Arc::new(Model::open(&golden::dir().join("tiny/tiny.gguf")).unwrap());
+    let limits = Limits { available: 4 << 30, total: 4 << 30, source: "the test".into() };
+    let io = Topology::uniform(1).assign(Some(1)).unwrap().set(Role::Io).clone();
+    let spawn = Box::new(move |f: Box<dyn FnOnce() + Send>| strata_topology::spawn(Role::Io, &io, "rows", f));
+    let go_on = &mut |_| ControlFlow::Continue(());
+    Engine::load(model, &config, &limits, cuda, spawn, go_on).map_err(|error| error.to_string())
+}
+
+/// Two sequences that answer, then a fork and a way back. The first sentence of what failed, and whether every request ended.
+fn work(engine: &mut Engine) -> Result<(), String> {
+    let said = |error: EngineError| error.to_string();
+    let (one, two) = (engine.open().map_err(said)?, engine.open().map_err(said)?);
+    for (seq, prompt) in [(one, vec![5; 20]), (two, vec![7, 8])] {
+        let request = Request { max_tokens: Some(4), ..Request::new(prompt, Sampling::greedy(), &[]) };
+        engine.submit(seq, request).map_err(said)?;
+    }
+    let (mut ends, mut steps, mut why) = (0, 0, None);
+    while engine.is_busy() {
+        steps += 1;
+        assert!(steps < 100, "the requests don't end");
+        for event in engine.step() {
+            if let Event::Done { reason, .. } = event {
+                ends += 1;
+                if let Reason::Failed(reason) = reason {
+                    why.get_or_insert(reason);
+                }
+            }
+        }
+    }
+    assert_eq!(ends, 2);
+    why.map_or(Ok(()), Err)?;
+    engine.close(two).map_err(said)?;
+    let fork = engine.fork(one).map_err(said)?;
+    engine.rewind(one, &[5, 5, 5]).map_err(said)?;
+    engine.forward(one, &[1, 2, 3], Wants::All, &mut |_, _| ()).map_err(said)?;
+    engine.save(fork).map_err(said)?;
+    Ok(())
+}
+
+/// Oracle: each call in turn fails, for good or once. Whatever it is, there is a sentence with its name, every request ends, nothing panics
+/// or waits, and all that was made is given back. After a single failure the next engine works.
+#[test]
+fn every_call_may_fail() {
+    fake::install();
+    work(&mut load(Room::default()).unwrap()).unwrap();
+    let all = fake::with(|state| state.calls);
+    assert!(all > 500 && fake::with(|state| state.alive()) == (0, 0, 0), "{all}");
+    let (mut failed, mut ignored) = (0, std::collections::BTreeSet::new());
+    for lasting in [true, false] {
+        // All of the first calls, which are the ones of a kind, and every twenty-third after them.
+        for at in (2..=all).filter(|at| *at < 40 || at % 23 == 0) {
+            fake::install();
+            fake::with(|state| state.fails = Some((state.calls + at, 700, lasting)));
+            let ended = load(Room::default()).and_then(|mut engine| work(&mut engine));
+            let call = fake::with(|state| state.failed);
+            match (ended, call) {
+                (Err(why), Some(_)) => {
+                    failed += 1;
+                    assert!(why.contains("`cu") && why.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{at}: {why}");
+                    assert!(why.contains("lost") && why.contains("start the program again"), "{at}: {why}");
+                }
+                (Ok(()), call) => drop(ignored.insert(call)),
+                (Err(why), None) => panic!("{at}: {why}"),
+            }
+            assert_eq!(fake::with(|state| state.alive()), (0, 0, 0), "left over after call {at}, {call:?}");
+        }
+    }
+    // What is given back has no answer that counts; flags are a wish; a variable that a kernel may have.
+    ignored.remove(&None);
+    let may = [
+        "destroy",
+        "free",
+        "free_host",
+        "context_release",
+        "context_flags",
+        "module_variable",
+        "graph_destroy",
+    ];
+    assert!(failed > 100 && ignored.iter().flatten().all(|call| may.contains(call)), "{ignored:?}");
+}
+
+/// Oracle: by hand, a sentence for each way in which a GPU can't be had.
+#[test]
+fn what_cannot_be_had_is_said() {
+    let says = |set: &dyn Fn(&mut fake::State), room: Room, parts: &[&str]| {
+        fake::with(set);
+        fake::install();
+        let why = load(room).err().unwrap();
+        parts.iter().for_each(|part| assert!(why.contains(part), "no `{part}` in {why}"));
+        fake::with(|state| (state.fails, state.refuses) = (None, None));
+    };
+    let refuses =
+        |call: &'static str, code| move |state: &mut fake::State| state.refuses = Some((call, code));
+    let room = Room::default();
+    let few = Room { limit: Some(1 << 20), reserve: 0 };
+    says(&|_| (), few, &["cuda:0", "1 MiB of 1 MiB"]);
+    says(
+        &refuses("module_load", 209),
+        room,
+        &["no kernels for a GPU of compute capability 0.0", "CUDA_ARCHS=00"],
+    );
+    says(&refuses("allocate", 2), room, &["MiB of its memory are needed, of which", "out of memory"]);
+    says(&refuses("allocate_host", 2), room, &["out of memory", "`cuMemHostAlloc`"]);
+    says(&refuses("context_retain", 700), room, &["lost", "`cuDevicePrimaryCtxRetain`"]);
+}
+
+/// Oracle: the driver's documented answer where there is no GPU, and one where it can't start.
+#[test]
+fn a_driver_that_does_not_start_is_said() {
+    for (code, part) in [(100, "the NVIDIA driver shows no GPU"), (999, "does not start: error 999")] {
+        let why = std::thread::spawn(move || {
+            fake::with(|state| state.refuses = Some(("init", code)));
+            fake::install();
+            load(Room::default()).err().unwrap()
+        });
+        let why = why.join().unwrap();
+        assert!(why.contains(part), "{why}");
+    }
+}

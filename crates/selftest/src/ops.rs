@@ -1,0 +1,252 @@
+//! Single ops over weights: products of every block format, decoding, and the quantisation of their inputs. The oracle is `strata-quant`.
+
+use strata_cuda::driver::{Context, Device, DeviceMemory, DriverError, Stream};
+use strata_cuda::ops::{Columns, Products};
+use strata_quant::{Activations, Format, Isa, Matrix, Out, dequantise, matmul};
+
+use crate::{CheckError, Found, Random};
+
+/// Quantised columns.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Quantised {
+    /// `[cols][k]`
+    pub q: Vec<i8>,
+    /// `[cols][k / 32]`
+    pub d: Vec<f32>,
+    /// `[cols][k / 16]`
+    pub sums: Vec<i32>,
+}
+
+/// What multiplies. `k` is the length of rows, inputs are `[cols][k]`, results `[cols][rows]`.
+pub trait Multiplies {
+    /// Quantises `cols` columns of `k` values.
+    fn quantise(&mut self, x: &[f32], k: usize, cols: usize) -> Result<Quantised, CheckError>;
+    /// The `n` values of one row.
+    fn decode(&mut self, format: Format, row: &[u8], n: usize) -> Result<Vec<f32>, CheckError>;
+    /// The products of a matrix, each times `scale`.
+    fn product(
+        &mut self,
+        weights: (Format, &[u8], f32),
+        x: &[f32],
+        size: [usize; 3],
+    ) -> Result<Vec<f32>, CheckError>;
+}
+
+/// The CPU, with the instructions that are fastest here.
+#[derive(Debug, Clone, Copy)]
+pub struct OnCpu(pub Isa);
+
+impl Multiplies for OnCpu {
+    fn quantise(&mut self, x: &[f32], k: usize, cols: usize) -> Result<Quantised, CheckError> {
+        let mut columns = Activations::new(k, cols);
+        columns.quantise(self.0, x, k, cols);
+        let mut all = Quantised::default();
+        for col in 0..cols {
+            all.q.extend(columns.q(col));
+            all.d.extend(columns.d(col));
+            all.sums.extend(columns.sums(col));
+        }
+        Ok(all)
+    }
+
+    fn decode(&mut self, format: Format, row: &[u8], n: usize) -> Result<Vec<f32>, CheckError> {
+        let mut values = vec![0.0; n];
+        dequantise(format, row, &mut values);
+        Ok(values)
+    }
+
+    fn product(
+        &mut self,
+        (format, bytes, scale): (Format, &[u8], f32),
+        x: &[f32],
+        [rows, k, cols]: [usize; 3],
+    ) -> Result<Vec<f32>, CheckError> {
+        let mut columns = Activations::new(k, cols);
+        columns.quantise(self.0, x, k, cols);
+        let mut out = vec![0.0; rows * cols];
+        let matrix = Matrix::new(format, bytes, k, rows).expect("rows are whole blocks").scaled(scale);
+        let columns = strata_quant::Columns::Quantised(&columns);
+        matmul(self.0, matrix, 0..rows, columns, Out::new(&mut out, rows));
+        Ok(out)
+    }
+}
+
+/// A GPU with its kernels for products.
+pub struct OnGpu {
+    context: Context,
+    stream: Stream,
+    products: Products,
+}
+
+impl OnGpu {
+    /// Takes the GPU into use.
+    pub fn new(device: &Device) -> Result<OnGpu, CheckError> {
+        let context = Context::new(device)?;
+        Ok(OnGpu { stream: Stream::new(&context)?, products: Products::new(&context)?, context })
+    }
+
+    /// The first GPU.
+    pub fn first() -> Result<OnGpu, CheckError> {
+        OnGpu::new(&first()?)
+    }
+
+    fn upload<T: bytemuck::Pod>(&self, values: &[T]) -> Result<DeviceMemory, DriverError> {
+        let memory = DeviceMemory::new(&self.context, size_of_val(values))?;
+        self.stream.upload(values, memory.slice())?;
+        Ok(memory)
+    }
+
+    fn download<T: bytemuck::Pod>(
+        &self,
+        from: strata_cuda::driver::DeviceSlice<T>,
+    ) -> Result<Vec<T>, DriverError> {
+        let mut values = vec![T::zeroed(); from.len()];
+        self.stream.download(from, &mut values)?;
+        Ok(values)
+    }
+
+    fn columns(&self, x: &[f32], k: usize, cols: usize) -> Result<(DeviceMemory, Columns), DriverError> {
+        let memory = DeviceMemory::new(&self.context, Columns::bytes_for(k, cols))?;
+        let columns = Columns::new(&memory, k, cols);
+        let x = self.upload(x)?;
+        self.products.quantise(&self.stream, x.slice(), &columns)?;
+        self.stream.synchronize()?;
+        Ok((memory, columns))
+    }
+}
+
+/// The first GPU there is.
+pub fn first() -> Result<Device, CheckError> {
+    Ok(Device::all()?.swap_remove(0))
+}
+
+impl Multiplies for OnGpu {
+    fn quantise(&mut self, x: &[f32], k: usize, cols: usize) -> Result<Quantised, CheckError> {
+        let (_memory, columns) = self.columns(x, k, cols)?;
+        let sums = self.download(columns.sums)?;
+        let halves = |sum: u32| [i32::from(sum as i16), i32::from((sum >> 16) as i16)];
+        Ok(Quantised {
+            q: self.download(columns.q)?,
+            d: self.download(columns.d)?,
+            sums: sums.into_iter().flat_map(halves).collect(),
+        })
+    }
+
+    fn decode(&mut self, format: Format, row: &[u8], n: usize) -> Result<Vec<f32>, CheckError> {
+        let (row, out) = (self.upload(row)?, DeviceMemory::new(&self.context, 4 * n)?);
+        self.products.decode(&self.stream, (format, row.slice()), out.slice())?;
+        Ok(self.download(out.slice())?)
+    }
+
+    fn product(
+        &mut self,
+        (format, bytes, scale): (Format, &[u8], f32),
+        x: &[f32],
+        [rows, k, cols]: [usize; 3],
+    ) -> Result<Vec<f32>, CheckError> {
+        let (_memory, columns) = self.columns(x, k, cols)?;
+        let (weights, scale) = (self.upload(bytes)?, self.upload(&[scale])?);
+        let out = DeviceMemory::new(&self.context, 4 * rows * cols)?;
+        self.stream.fill(out.slice::<u8>(), 0xff)?;
+        let weights = (format, weights.slice());
+        self.products.product(
+            &self.stream,
+            weights,
+            [rows, k, cols],
+            &columns,
+            Some(scale.slice()),
+            out.slice(),
+        )?;
+        Ok(self.download(out.slice())?)
+    }
+}
+
+/// The formats that products are made of on quantised columns.
+pub fn block_formats() -> impl Iterator<Item = Format> {
+    Format::ALL.into_iter().filter(|format| !format.is_float())
+}
+
+/// Quantisation, also of what is no number or too large.
+pub fn quantisation(ours: &mut dyn Multiplies, theirs: &mut dyn Multiplies) -> Result<Found, CheckError> {
+    let mut found = Found::default();
+    for (k, cols) in [(2560, 7), (256, 1), (768, 65)] {
+        let mut x = Random::new(k as u64).floats(k * cols);
+        (x[5], x[40], x[100]) = (f32::NAN, f32::INFINITY, f32::MAX);
+        let (ours, theirs) = (ours.quantise(&x, k, cols)?, theirs.quantise(&x, k, cols)?);
+        let what = format!("{cols} columns of {k}");
+        found.exactly(format_args!("{what}, values"), &ours.q, &theirs.q);
+        found.floats(format_args!("{what}, scales"), &ours.d, &theirs.d);
+        found.exactly(format_args!("{what}, sums"), &ours.sums, &theirs.sums);
+    }
+    Ok(found)
+}
+
+/// Decoding arbitrary blocks.
+pub fn decoding(
+    format: Format,
+    ours: &mut dyn Multiplies,
+    theirs: &mut dyn Multiplies,
+) -> Result<Found, CheckError> {
+    let (mut found, n) = (Found::default(), 64 * 256);
+    let row = Random::new(format as u64).blocks(bytes(format, n));
+    found.floats(format, &ours.decode(format, &row, n)?, &theirs.decode(format, &row, n)?);
+    Ok(found)
+}
+
+/// Products of arbitrary blocks with one column, with a few and with many, rows and columns no multiple of anything; then sums as large as
+/// they get.
+pub fn products(
+    format: Format,
+    ours: &mut dyn Multiplies,
+    theirs: &mut dyn Multiplies,
+) -> Result<Found, CheckError> {
+    let mut found = Found::default();
+    let mut compare = |weights: &[u8], x: &[f32], size: [usize; 3]| -> Result<(), CheckError> {
+        let [rows, k, cols] = size;
+        let weights = (format, weights, 0.7);
+        let (ours, theirs) = (ours.product(weights, x, size)?, theirs.product(weights, x, size)?);
+        found.floats(format_args!("{format}, {rows} rows of {k}, {cols} columns"), &ours, &theirs);
+        Ok(())
+    };
+    for [rows, k, cols] in SIZES {
+        // Rows of some formats can't be as long.
+        let Some(bytes) = format.row_bytes(k) else { continue };
+        let mut random = Random::new(format as u64 + 100);
+        let weights = random.blocks(bytes * rows);
+        compare(&weights, &random.floats(k * cols), [rows, k, cols])?;
+    }
+    for seed in 0..4 {
+        let size @ [rows, k, cols] = [256, 2560, 100];
+        let mut random = Random::new(format as u64 + 1000 * seed);
+        let weights = random.extremes(bytes(format, k) * rows);
+        compare(&weights, &random.ends(k, cols), size)?;
+    }
+    Ok(found)
+}
+
+/// Rows, columns of weights, columns of activations.
+const SIZES: [[usize; 3]; 18] = [
+    [37, 256, 1],
+    [64, 2560, 1],
+    [700, 10240, 1],
+    [5000, 96, 1],
+    [19, 2560, 8],
+    [33, 4864, 3],
+    [1, 512, 9],
+    [97, 256, 16],
+    [8, 768, 21],
+    [129, 2560, 33],
+    [200, 6144, 48],
+    [130, 736, 65],
+    [128, 2560, 80],
+    [64, 2304, 97],
+    [257, 2048, 128],
+    [131, 96, 129],
+    [300, 4864, 150],
+    // More tiles than a GPU has processors.
+    [2100, 512, 1100],
+];
+
+fn bytes(format: Format, k: usize) -> usize {
+    format.row_bytes(k).expect("multiples of 256 are whole blocks of every format")
+}

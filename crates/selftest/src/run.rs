@@ -1,0 +1,155 @@
+//! All checks of one GPU, in order.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use strata_cuda::driver::Device;
+use strata_cuda::{Cuda, Room};
+use strata_engine::EngineConfig;
+use strata_quant::{Format, Isa};
+use strata_synth::geometry::{Attention, Gdn, Indexer, Moe};
+use strata_synth::{Geometry, Mix, Options};
+
+use crate::ops::{self, Multiplies, OnCpu, OnGpu};
+use crate::random::ids;
+use crate::whole::{self, PerFamily};
+use crate::{CheckError, Found};
+
+/// One line of the report.
+#[derive(Debug, Clone)]
+pub struct Line {
+    /// The op, or the model.
+    pub of: String,
+    /// The format, or the family of ops.
+    pub what: String,
+    /// What was found.
+    pub found: Found,
+    /// How long it took.
+    pub time: Duration,
+}
+
+/// Checks a GPU and tells line by line; whoever is told may end it.
+pub fn run(device: &Device, tell: &mut dyn FnMut(Line) -> ControlFlow<()>) -> Result<(), CheckError> {
+    let (mut gpu, mut cpu) = (OnGpu::new(device)?, OnCpu(Isa::detect()));
+    if single_ops(&mut gpu, &mut cpu, tell)?.is_break() {
+        return Ok(());
+    }
+    drop(gpu);
+    let folder = tempfile::tempdir()?;
+    for mix in mixes() {
+        let path = model(folder.path(), mix)?;
+        if small_model(&path, mix, device, tell)?.is_break() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Quantisation, decoding, and products.
+fn single_ops(
+    ours: &mut dyn Multiplies,
+    theirs: &mut dyn Multiplies,
+    tell: &mut dyn FnMut(Line) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>, CheckError> {
+    type Check = fn(Format, &mut dyn Multiplies, &mut dyn Multiplies) -> Result<Found, CheckError>;
+    let quantisation: Check = |_, ours, theirs| ops::quantisation(ours, theirs);
+    let of_formats = |name, check: Check| ops::block_formats().map(move |format| (name, Some(format), check));
+    let checks = std::iter::once(("quantise", None, quantisation))
+        .chain(of_formats("decode", ops::decoding))
+        .chain(of_formats("product", ops::products));
+    for (of, format, check) in checks {
+        let started = Instant::now();
+        let found = check(format.unwrap_or(Format::Q8_0), ours, theirs)?;
+        let what = format.map_or("columns", Format::name);
+        let line = Line { of: of.into(), what: what.into(), found, time: started.elapsed() };
+        if tell(line).is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+/// The mixes of the small models: two that published files have, and one without block formats.
+fn mixes() -> [Mix; 3] {
+    ["ud-iq3_xxs", "ud-q4_k_xl", "bf16"].map(|name| name.parse().expect("mixes that exist"))
+}
+
+/// A model with every part, wide enough for blocks of 256, whose attention selects beyond 32 tokens.
+fn geometry() -> Geometry {
+    Geometry {
+        name: "selftest".to_owned(),
+        hidden: 256,
+        low_rank: 32,
+        attention: Attention {
+            head_dim: 64,
+            rotary: 16,
+            rope_sections: [3, 3, 2],
+            ..Geometry::tiny().attention
+        },
+        indexer: Indexer { heads: 2, dim: 32, budget: 32, ratio: 4 },
+        gdn: Gdn { key_heads: 4, value_heads: 8, key_dim: 32, value_dim: 32, conv_kernel: 4 },
+        moe: Moe { experts: 16, used: 4, width: 256, shared_width: 256 },
+        ..Geometry::tiny()
+    }
+}
+
+/// Writes a small model of this mix, with a draft block, into a folder.
+pub(crate) fn model(folder: &Path, mix: Mix) -> Result<PathBuf, CheckError> {
+    let path = folder.join(format!("{mix}.gguf"));
+    let options = Options { draft: true, overwrite: true, ..Options::new(geometry(), mix, 3) };
+    strata_synth::write(&options, &path, &mut |_| {}, &AtomicBool::new(false))?;
+    Ok(path)
+}
+
+/// The model, op by op below and beyond what attention selects, in long windows and in short ones; then unwatched.
+fn small_model(
+    path: &Path,
+    mix: Mix,
+    device: &Device,
+    tell: &mut dyn FnMut(Line) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>, CheckError> {
+    let tokens = ids(384, 120);
+    let mut families: PerFamily = BTreeMap::new();
+    let mut steps = (Found::default(), Duration::ZERO);
+    for (window, read) in [(120, 120), (120, 24), (7, 60)] {
+        let config = EngineConfig {
+            window: Some(window),
+            context: Some(160),
+            sequences: 4,
+            draft: true,
+            ..EngineConfig::default()
+        };
+        let engines = || -> Result<_, CheckError> {
+            let gpu = Cuda::new(device, Room::default())?;
+            Ok([whole::engine(path, &config, gpu)?, whole::engine(path, &config, whole::cpu()?)?])
+        };
+        for (family, (found, time)) in whole::op_by_op(path, &config, &tokens[..read], 6, engines()?)? {
+            let (all, of_all) = families.entry(family).or_default();
+            all.add(found);
+            *of_all += time;
+        }
+        let started = Instant::now();
+        let [mut ours, mut theirs] = engines()?;
+        let mut unwatched = |what: &str, work: &dyn Fn(&mut strata_engine::Engine) -> _| {
+            whole::unwatched(&format!("{mix}, {what}"), [&mut ours, &mut theirs], work)
+        };
+        let tokens = &tokens[..read];
+        steps
+            .0
+            .add(unwatched("forks and rewinds", &|engine| whole::forks_and_rewinds(engine, tokens, true))?);
+        let prompts = [&tokens[..20], &tokens[3..9], &tokens[..read - 14], &tokens[1..2]];
+        steps.0.add(unwatched("sequences side by side", &|engine| whole::neighbours(engine, &prompts))?);
+        steps.1 += started.elapsed();
+    }
+    families.insert("replayed steps", steps);
+    for (family, (found, time)) in families {
+        let line = Line { of: mix.to_string(), what: family.into(), found, time };
+        if tell(line).is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}
