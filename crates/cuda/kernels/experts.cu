@@ -41,7 +41,8 @@ struct FewParams {
     const uint32_t* unit_first;
     const uint32_t* unit_places;
     const uint32_t* units;
-    uint32_t rows, k, tile, format;
+    /// A block of threads has `2^tall` rows.
+    uint32_t rows, k, tall, format;
 };
 
 constexpr int THREADS = 128;
@@ -61,13 +62,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped(const __gri
         return;
     }
     const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y], cols = p.unit_places[blockIdx.y];
-    const int first = blockIdx.x * p.tile, rows = min(p.tile, p.rows - first), units = p.k / 32;
+    const int first = blockIdx.x << p.tall, rows = min(1u << p.tall, p.rows - first), units = p.k / 32;
     with_format(p.format, [&](auto f) {
         using Rows = One<decltype(f), THREADS>;
         const uint32_t row_bytes = Rows::row_bytes(units);
         const uint8_t* from = reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + size_t(first) * row_bytes;
         const uint8_t* raw = bring<THREADS>(room, from, rows * row_bytes);
-        const Rows one(room + brought(p.tile * row_bytes), p.tile, units);
+        const Rows one(room + brought(row_bytes << p.tall), p.tall, units);
         one.prepare();
         for (uint32_t c = place; c < place + cols; c++) {
             one.bring_column(column(p.x, p.order, c, p.k));
@@ -101,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(HIDDEN_THREADS) strata_hidden(const
         uint8_t* raw = room + 64 * sizeof(float);
         const uint8_t* gate = bring<HIDDEN_THREADS>(raw, from, 32 * row_bytes);
         const uint8_t* up = bring<HIDDEN_THREADS>(raw + piece, from + p.offset, 32 * row_bytes);
-        const Rows one(raw + 2 * piece, 64, units);
+        const Rows one(raw + 2 * piece, 6, units);
         one.prepare();
         for (uint32_t c = place; c < place + cols; c++) {
             one.bring_column(column(p.x, p.order, c, p.k));

@@ -161,45 +161,55 @@ struct NarrowParams {
     /// `[streams * width][rank]`
     const uint8_t* up;
     const float* scale;
-    /// `[rank]` and `[streams]`: the products with the normed streams.
+    /// `[rank]`: the products with `down`.
     const float* low;
-    float* inject;
+    /// `[streams][streams * width]` of a float format, and where their finished products go; null without inject weights.
+    const uint8_t* inject;
+    float* injected;
     /// `[streams][width]`
     const float* normed;
     float* u;
     Target quantised;
-    uint32_t format, rank, width, streams;
-    /// 0 without inject weights.
-    uint32_t injected;
+    uint32_t format, inject_format, rank, width, streams, padding;
 };
 
-/// The rest of a mixer's read for one row, behind its first products: gates, the products with `up`, the mix. A block of threads has the
-/// same 32 values of all streams.
-extern "C" __global__ void __launch_bounds__(256) strata_narrow(const __grid_constant__ NarrowParams p) {
+constexpr int NARROWERS = 512;
+
+/// The rest of a mixer's read for one row, behind the products with `down`: gates, the products with `up`, the mix. A block of threads has
+/// the same 32 values of all streams; the last blocks have an inject weight each.
+extern "C" __global__ void __launch_bounds__(NARROWERS) strata_narrow(const __grid_constant__ NarrowParams p) {
     extern __shared__ __align__(16) uint8_t room[];
-    constexpr int THREADS = 256;
     pass();
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, units = p.rank / 32;
     const uint32_t j = blockIdx.x * 32;
+    if (j >= p.width) {
+        const uint32_t stream = blockIdx.x - p.width / 32, wide = p.streams * p.width;
+        auto product = [&](auto* rows) { return float_row<NARROWERS>(room, rows + size_t(stream) * wide, p.normed, wide); };
+        const float sum = p.inject_format == CODE_f32   ? product(reinterpret_cast<const float*>(p.inject))
+                          : p.inject_format == CODE_f16 ? product(reinterpret_cast<const Half*>(p.inject))
+                                                        : product(reinterpret_cast<const Bfloat*>(p.inject));
+        if (threadIdx.x == 0) {
+            p.injected[stream] = 2.0f * sigmoid(__fdiv_rn(sum, float(p.streams)));
+        }
+        return;
+    }
+    const uint32_t rows = 32 * p.streams;
     float* gates = reinterpret_cast<float*>(room);
-    uint8_t* raw_room = room + 32 * p.streams * sizeof(float);
+    uint8_t* raw_room = room + rows * sizeof(float);
     with_format(p.format, [&](auto f) {
-        using Rows = One<decltype(f), THREADS>;
-        const uint32_t row_bytes = Rows::row_bytes(units), stride = brought(32 * row_bytes), rows = 32 * p.streams;
+        using Rows = One<decltype(f), NARROWERS>;
+        const uint32_t row_bytes = Rows::row_bytes(units), stride = brought(32 * row_bytes);
         const uint8_t* raw = nullptr;
         for (uint32_t s = 0; s < p.streams; s++) {
             const uint8_t* from = p.up + size_t(s * p.width + j) * row_bytes;
-            const uint8_t* at = bring<THREADS>(raw_room + s * stride, from, 32 * row_bytes);
+            const uint8_t* at = bring<NARROWERS>(raw_room + s * stride, from, 32 * row_bytes);
             raw = s == 0 ? at : raw;
         }
-        const Rows one(raw_room + p.streams * stride, rows, units);
+        const Rows one(raw_room + p.streams * stride, 31 - __clz(rows), units);
         one.prepare();
         ready();
-        for (int unit = warp; unit < units; unit += THREADS / WARP) {
+        for (int unit = warp; unit < units; unit += NARROWERS / WARP) {
             one.put(unit, silu(__fdiv_rn(p.low[unit * 32 + lane], float(p.streams))), lane);
-        }
-        if (blockIdx.x == 0 && threadIdx.x < p.injected) {
-            p.inject[threadIdx.x] = 2.0f * sigmoid(__fdiv_rn(p.inject[threadIdx.x], float(p.streams)));
         }
         await_all_copies();
         __syncthreads();

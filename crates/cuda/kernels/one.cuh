@@ -43,8 +43,7 @@ struct Column {
     const uint32_t* sums;
 };
 
-/// A block's shared memory, for up to `rows` rows of `units` units: behind one another, the column in the same place for all formats. Twin:
-/// `ops/one.rs`, which counts it.
+/// A block's shared memory, for up to `2^tall` rows of `units` units: behind one another. Twin: `ops/one.rs`, which counts it.
 template <class F, int THREADS>
 struct One {
     static constexpr int PER_BLOCK = F::LEN / 32;
@@ -58,10 +57,10 @@ struct One {
     float2* first;
     float2* second;
     float* chains;
-    int rows, units, stride;
+    int tall, units, stride;
 
-    /// `rows` is a power of two, at most `THREADS / PER_BLOCK`.
-    __device__ One(uint8_t* room, int rows, int units) : rows(rows), units(units) {
+    /// `2^tall` is at most `THREADS / PER_BLOCK`.
+    __device__ One(uint8_t* room, int tall, int units) : tall(tall), units(units) {
         q = reinterpret_cast<uint4*>(room);
         d = reinterpret_cast<float*>(q + 2 * units);
         sums = reinterpret_cast<uint32_t*>(d + units);
@@ -69,8 +68,8 @@ struct One {
         grid = sums + units + (units & 1) * 2;
         first = reinterpret_cast<float2*>(grid + F::GRID);
         stride = units + 2 + (units & 1);
-        second = first + rows * stride;
-        chains = reinterpret_cast<float*>(second + (SECOND<F> ? rows * stride : 0));
+        second = first + (stride << tall);
+        chains = reinterpret_cast<float*>(SECOND<F> ? second + (stride << tall) : second);
     }
 
     __device__ static uint32_t row_bytes(int units) { return uint32_t(units / PER_BLOCK) * F::BYTES; }
@@ -110,11 +109,11 @@ struct One {
     __device__ float product(int count, Row row) const {
         // A thread has the same unit of several blocks of a row: what depends on the unit is worked out once. Neighbours have the units of a block, then
         // rows: they share activations.
-        const int thread = threadIdx.x, i = thread % PER_BLOCK, rest = thread / PER_BLOCK, r = rest & (rows - 1);
-        const int phases = THREADS / PER_BLOCK / rows;
+        const int thread = threadIdx.x, i = thread % PER_BLOCK, rest = thread / PER_BLOCK, r = rest & ((1 << tall) - 1);
+        const int phases = THREADS / PER_BLOCK >> tall;
         if (r < count) {
-            int unit = rest / rows * PER_BLOCK + i;
-            const uint8_t* block = row(r) + rest / rows * F::BYTES;
+            int unit = (rest >> tall) * PER_BLOCK + i;
+            const uint8_t* block = row(r) + (rest >> tall) * F::BYTES;
             float2* to = first + r * stride;
             for (; unit < units; unit += phases * PER_BLOCK, block += phases * F::BYTES) {
                 const Unit u = F::unit(block, i, grid);
@@ -122,25 +121,78 @@ struct One {
                 terms<F>(u, q[slot(unit, 0)], q[slot(unit, 1)], d[unit], sums[unit], one, two);
                 to[unit] = one;
                 if constexpr (SECOND<F>) {
-                    to[second - first + unit] = two;
+                    to[(stride << tall) + unit] = two;
                 }
             }
         }
         __syncthreads();
         const int segments = (units + SEGMENT - 1) / SEGMENT;
-        for (int c = thread; c < rows * segments; c += THREADS) {
-            const int at = (c & (rows - 1)) * stride + c / rows * SEGMENT;
-            chains[c] = chain<F>(first + at, second + at, min(SEGMENT, units - c / rows * SEGMENT));
+        for (int c = thread; c < segments << tall; c += THREADS) {
+            const int at = (c & ((1 << tall) - 1)) * stride + (c >> tall) * SEGMENT;
+            chains[c] = chain<F>(first + at, second + at, min(SEGMENT, units - (c >> tall) * SEGMENT));
         }
         __syncthreads();
         float total = 0.0f;
         if (thread < count) {
             for (int s = 0; s < segments; s++) {
-                total = total + chains[s * rows + thread];
+                total = total + chains[(s << tall) + thread];
             }
         }
         return total;
     }
 };
+
+/// Values of a float row that are brought at once. Twin: `ops/one.rs`.
+constexpr uint32_t PIECE = 2560;
+/// Bytes of shared memory of a piece of a row, and of the column's.
+constexpr uint32_t PIECE_BYTES = 2 * brought(4 * PIECE);
+
+/// A float row's product with a column: all threads bring pieces to two buffers of `PIECE_BYTES`, and the first warp, which gets the sum, has the only
+/// chain. Waits for the kernel in front after the first piece of the row.
+template <int THREADS, class T>
+__device__ inline float float_row(uint8_t* room, const T* row, const float* x, uint32_t k) {
+    const int lane = threadIdx.x % WARP;
+    const uint8_t *w_at[2], *x_at[2];
+    auto bring_row = [&](uint32_t from, int turn) {
+        w_at[turn] = bring<THREADS>(room + turn * PIECE_BYTES, row + from, min(PIECE, k - from) * uint32_t(sizeof(T)));
+    };
+    auto bring_x = [&](uint32_t from, int turn) {
+        x_at[turn] = bring<THREADS>(room + turn * PIECE_BYTES + PIECE_BYTES / 2, x + from, min(PIECE, k - from) * 4);
+        end_copies();
+    };
+    bring_row(0, 0);
+    ready();
+    bring_x(0, 0);
+    float acc = 0.0f;
+    for (uint32_t from = 0; from < k; from += 2 * PIECE) {
+        // Two pieces a round, so that buffers have constant numbers.
+#pragma unroll
+        for (int turn = 0; turn < 2; turn++) {
+            const uint32_t at = from + turn * PIECE;
+            if (at >= k) {
+                break;
+            }
+            if (at + PIECE < k) {
+                bring_row(at + PIECE, turn ^ 1);
+                bring_x(at + PIECE, turn ^ 1);
+                await_copies<1>();
+            } else {
+                await_copies<0>();
+            }
+            __syncthreads();
+            if (threadIdx.x < WARP) {
+                const T* w = reinterpret_cast<const T*>(w_at[turn]);
+                const float* column = reinterpret_cast<const float*>(x_at[turn]);
+                const uint32_t here = min(PIECE, k - at);
+#pragma unroll 16
+                for (uint32_t j = lane; j < here; j += WARP) {
+                    acc = fma(widen(w + j), column[j], acc);
+                }
+            }
+            __syncthreads();
+        }
+    }
+    return threadIdx.x < WARP ? fold(acc) : 0.0f;
+}
 
 }  // namespace strata

@@ -44,9 +44,8 @@ struct OneMatrix {
     const uint8_t* weights;
     float* out;
     const float* scale;
-    /// Tiles of `tile` rows each, the first of which is number `first`; of float weights a row each.
-    uint32_t format, rows, tile, first;
-    uint32_t row_bytes, padding;
+    /// Its blocks of threads, and the number of the first; a tile has `2^tall` rows.
+    uint32_t format, rows, tall, first, blocks, row_bytes;
 };
 
 struct OneParams {
@@ -54,131 +53,74 @@ struct OneParams {
     /// Quantised, and as it is, for float weights.
     Column x;
     const float* floats;
-    /// Matrices; their tiles; bytes of a buffer for rows.
-    uint32_t count, tiles, buffer, k;
+    /// Matrices; bytes of a buffer for rows.
+    uint32_t count, buffer, k, padding;
 };
 
 constexpr int ONE_THREADS = 128;
-/// Values of a float row that are brought at once.
-constexpr uint32_t PIECE = 2048;
 
-/// What a block of threads works on: a tile of block-format rows, or a piece of a float row.
-struct Work {
-    const OneMatrix* matrix;
-    uint32_t tile, piece;
-    const uint8_t* raw;
-    const uint8_t* x;
-};
-
-/// Rows of several matrices with one column, by blocks of threads that each go through several tiles and bring the next while they
-/// multiply.
-extern "C" __global__ void __launch_bounds__(ONE_THREADS) strata_one(const __grid_constant__ OneParams p) {
-    extern __shared__ __align__(16) uint8_t room[];
-    pass();
-    const int units = p.k / 32, lane = threadIdx.x % WARP;
-    uint8_t* const rest = room + 2 * p.buffer;
-    auto find = [&](uint32_t tile) {
-        uint32_t which = 0;
-        while (which + 1 < p.count && tile >= p.matrices[which + 1].first) {
-            which++;
-        }
-        return Work{&p.matrices[which], tile, 0, nullptr, nullptr};
+/// Tiles of block-format rows one after the other, the next brought while one is multiplied.
+template <class F>
+__device__ void block_rows(const OneParams& p, const OneMatrix& m, uint8_t* room) {
+    const uint32_t row_bytes = m.row_bytes, all = m.rows, tile = 1u << m.tall, step = m.blocks << m.tall;
+    uint32_t first = (blockIdx.x - m.first) << m.tall;
+    const One<F, ONE_THREADS> one(room + 2 * p.buffer, m.tall, p.k / 32);
+    auto bring_rows = [&](uint32_t first, int turn) {
+        const uint8_t* from = m.weights + size_t(first) * row_bytes;
+        return bring<ONE_THREADS>(room + turn * p.buffer, from, min(tile, all - first) * row_bytes);
     };
-    auto is_float = [](const Work& work) { return work.matrix->format >= CODE_f32; };
-    auto width = [](uint32_t format) { return format == CODE_f32 ? 4u : 2u; };
-    auto bring_rows = [&](Work& work, int turn) {
-        const OneMatrix& m = *work.matrix;
-        const uint32_t first = (work.tile - m.first) * m.tile;
-        const uint8_t* from = m.weights + size_t(first) * m.row_bytes;
-        uint32_t bytes = min(m.tile, m.rows - first) * m.row_bytes;
-        if (is_float(work)) {
-            from += work.piece * PIECE * width(m.format);
-            bytes = min(PIECE, p.k - work.piece * PIECE) * width(m.format);
-        }
-        work.raw = bring<ONE_THREADS>(room + turn * p.buffer, from, bytes);
-    };
-    auto bring_column = [&](Work& work, int turn) {
-        if (is_float(work)) {
-            const uint32_t from = work.piece * PIECE;
-            work.x = bring<ONE_THREADS>(room + turn * p.buffer + brought(4 * PIECE), p.floats + from, min(PIECE, p.k - from) * 4);
-        }
-    };
-    auto next = [&](const Work& work) {
-        if (is_float(work) && (work.piece + 1) * PIECE < p.k) {
-            return Work{work.matrix, work.tile, work.piece + 1, nullptr, nullptr};
-        }
-        return work.tile + gridDim.x < p.tiles ? find(work.tile + gridDim.x) : Work{nullptr, 0, 0, nullptr, nullptr};
-    };
-    Work work = find(blockIdx.x);
-    bring_rows(work, 0);
+    const uint8_t* raw = bring_rows(first, 0);
+    one.prepare();
     ready();
-    bring_column(work, 0);
-    if (p.x.q != nullptr) {
-        One<Q8_0, ONE_THREADS>(rest, 0, units).bring_column(p.x);
-    }
-    float acc = 0.0f;
-    uint32_t prepared = ~0u;
-    for (int turn = 0; work.matrix != nullptr; turn ^= 1) {
-        const OneMatrix& m = *work.matrix;
-        if (m.format != prepared && !is_float(work)) {
-            // Formats lay out the rest of the room differently.
-            __syncthreads();
-            prepared = m.format;
-            with_format(m.format, [&](auto f) { One<decltype(f), ONE_THREADS>(rest, 0, units).prepare(); });
-        }
-        end_copies();
-        Work other = next(work);
-        if (other.matrix != nullptr) {
-            bring_rows(other, turn ^ 1);
-            bring_column(other, turn ^ 1);
+    one.bring_column(p.x);
+    end_copies();
+    for (int turn = 0; first < all; turn ^= 1) {
+        const uint8_t* next = nullptr;
+        if (first + step < all) {
+            next = bring_rows(first + step, turn ^ 1);
             end_copies();
             await_copies<1>();
         } else {
-            await_all_copies();
+            await_copies<0>();
         }
         __syncthreads();
-        const uint32_t first = (work.tile - m.first) * m.tile;
-        const float* scale = m.scale;
-        if (is_float(work)) {
-            const uint32_t from = work.piece * PIECE, here = min(PIECE, p.k - from);
-            if (threadIdx.x < WARP) {
-                auto add = [&](auto* w) {
-                    const float* x = reinterpret_cast<const float*>(work.x);
-#pragma unroll 16
-                    for (uint32_t j = lane; j < here; j += WARP) {
-                        acc = fma(widen(w + j), x[j], acc);
-                    }
-                };
-                switch (m.format) {
-                    case CODE_f32:
-                        add(reinterpret_cast<const float*>(work.raw));
-                        break;
-                    case CODE_f16:
-                        add(reinterpret_cast<const Half*>(work.raw));
-                        break;
-                    default:
-                        add(reinterpret_cast<const Bfloat*>(work.raw));
-                }
-                if (from + here == p.k) {
-                    const float sum = fold(acc);
-                    acc = 0.0f;
-                    if (lane == 0) {
-                        m.out[first] = scale == nullptr ? sum : sum * *scale;
-                    }
-                }
-            }
-            __syncthreads();
-        } else {
-            const int rows = min(m.tile, m.rows - first);
-            with_format(m.format, [&](auto f) {
-                const One<decltype(f), ONE_THREADS> one(rest, m.tile, units);
-                const float sum = one.product(rows, [&](int r) { return work.raw + r * m.row_bytes; });
-                if (threadIdx.x < rows) {
-                    m.out[first + threadIdx.x] = scale == nullptr ? sum : sum * *scale;
-                }
-            });
+        const uint32_t rows = min(tile, all - first);
+        const float sum = one.product(rows, [&](int r) { return raw + r * row_bytes; });
+        if (threadIdx.x < rows) {
+            m.out[first + threadIdx.x] = m.scale == nullptr ? sum : sum * *m.scale;
         }
-        work = other;
+        raw = next, first += step;
+    }
+}
+
+template <class T>
+__device__ void float_rows(const OneParams& p, const OneMatrix& m, uint8_t* room) {
+    for (uint32_t row = blockIdx.x - m.first; row < m.rows; row += m.blocks) {
+        const float sum = float_row<ONE_THREADS>(room, reinterpret_cast<const T*>(m.weights) + size_t(row) * p.k, p.floats, p.k);
+        if (threadIdx.x == 0) {
+            m.out[row] = m.scale == nullptr ? sum : sum * *m.scale;
+        }
+    }
+}
+
+/// Rows of several matrices with one column. A block of threads has rows of one.
+extern "C" __global__ void __launch_bounds__(ONE_THREADS, 8) strata_one(const __grid_constant__ OneParams p) {
+    extern __shared__ __align__(16) uint8_t room[];
+    pass();
+    uint32_t which = 0;
+    while (which + 1 < p.count && blockIdx.x >= p.matrices[which + 1].first) {
+        which++;
+    }
+    const OneMatrix& m = p.matrices[which];
+    switch (m.format) {
+        case CODE_f32:
+            return float_rows<float>(p, m, room);
+        case CODE_f16:
+            return float_rows<Half>(p, m, room);
+        case CODE_bf16:
+            return float_rows<Bfloat>(p, m, room);
+        default:
+            with_format(m.format, [&](auto f) { block_rows<decltype(f)>(p, m, room); });
     }
 }
 

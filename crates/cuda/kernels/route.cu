@@ -42,136 +42,118 @@ __device__ inline uint32_t largest_of(uint32_t x) {
 }
 __device__ inline uint32_t smallest_of(uint32_t x) { return ~largest_of(~x); }
 
+/// Whether `a` is larger than `b`: nothing is larger than what isn't a number, as for the CPU.
+__device__ inline float larger(float a, float b) { return a > b ? a : b; }
+
+constexpr uint32_t CHOOSERS = 512;
+
 /// Softmax over a row's logits `x`, which are overwritten, the `used` largest (ties, and what isn't a number, to the lower id), renormalised, by id. Of a
-/// warp; lane `i` below `used`, at most 32, has its expert and share number `i`.
-__device__ inline void choose(const Routing& r, float* x, int lane, uint32_t& expert, float& share) {
-    __shared__ uint32_t chosen[16][WARP];
-    __shared__ float sorted[16][WARP];
-    constexpr uint32_t HELD = 16;
-    const uint32_t warp = threadIdx.x / WARP;
-    float held[HELD];
+/// block of `CHOOSERS` threads; thread `i` below `used`, at most 32, gets expert and share number `i`. Each warp finds the largest of its own, in order; the
+/// first warp merges what they found.
+__device__ inline void choose(const Routing& r, float* x, uint32_t& expert, float& share) {
+    constexpr uint32_t WARPS = CHOOSERS / WARP;
+    __shared__ uint32_t best_rank[WARPS][WARP], best_at[WARPS][WARP], chosen[WARP];
+    __shared__ float maxima[WARPS], sorted[WARP], sum_of_all;
+    const uint32_t thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
     float largest = from_bits(0xff800000u);
-    auto each = [&](auto use) {
-#pragma unroll
-        for (uint32_t h = 0; h < HELD; h++) {
-            if (lane + WARP * h < r.all) {
-                use(held[h]);
-            }
-        }
-        for (uint32_t j = lane + WARP * HELD; j < r.all; j += WARP) {
-            use(x[j]);
-        }
-    };
-#pragma unroll
-    for (uint32_t h = 0; h < HELD; h++) {
-        held[h] = lane + WARP * h < r.all ? x[lane + WARP * h] : 0.0f;
+    for (uint32_t j = thread; j < r.all; j += CHOOSERS) {
+        largest = larger(x[j], largest);
     }
-    each([&](float& value) { largest = value > largest ? value : largest; });
     for (int width = WARP / 2; width > 0; width /= 2) {
-        const float other = __shfl_xor_sync(ALL, largest, width);
-        largest = other > largest ? other : largest;
+        largest = larger(__shfl_xor_sync(ALL, largest, width), largest);
     }
-    float sum = 0.0f;
-    each([&](float& value) {
-        value = exp(value - largest);
-        sum = sum + value;
-    });
-    sum = fold(sum);
-    each([&](float& value) { value = __fdiv_rn(value, sum); });
-    // Shares are not negative, so their bits are in their order; what isn't a number comes last. 0 is for those that were chosen, and those
-    // that don't exist.
-    uint32_t ranks[HELD];
-    auto rank = [](float value) { return isnan(value) ? 1 : to_bits(value) + 2; };
-#pragma unroll
-    for (uint32_t h = 0; h < HELD; h++) {
-        ranks[h] = lane + WARP * h < r.all ? rank(held[h]) : 0;
+    if (lane == 0) {
+        maxima[warp] = largest;
     }
-    uint32_t mine = 0;
-    float value = 0.0f;
-    for (uint32_t i = 0; i < r.used; i++) {
-        uint32_t best = 0, at = ~0u;
-        float of = 0.0f;
-#pragma unroll
-        for (uint32_t h = 0; h < HELD; h++) {
-            const bool better = ranks[h] > best;
-            best = better ? ranks[h] : best;
-            at = better ? lane + WARP * h : at;
-            of = better ? held[h] : of;
-        }
-        for (uint32_t j = lane + WARP * HELD; j < r.all; j += WARP) {
-            bool taken = false;
-            for (uint32_t k = 0; k < i; k++) {
-                taken = taken || chosen[warp][k] == j;
-            }
-            if (!taken && rank(x[j]) > best) {
-                best = rank(x[j]), at = j, of = x[j];
-            }
-        }
-        const uint32_t found = smallest_of(best == largest_of(best) ? at : ~0u);
-        of = __shfl_sync(ALL, of, found % WARP);
-#pragma unroll
-        for (uint32_t h = 0; h < HELD; h++) {
-            ranks[h] = found == lane + WARP * h ? 0 : ranks[h];
-        }
-        if (lane == i) {
-            mine = found, value = of;
-            chosen[warp][i] = found;
-        }
-        __syncwarp();
+    __syncthreads();
+    largest = maxima[0];
+    for (uint32_t w = 1; w < WARPS; w++) {
+        largest = larger(maxima[w], largest);
     }
-    uint32_t place = 0;
-    for (uint32_t i = 0; i < r.used; i++) {
-        place += chosen[warp][i] < mine;
+    for (uint32_t j = thread; j < r.all; j += CHOOSERS) {
+        x[j] = exp(x[j] - largest);
     }
-    __syncwarp();
-    if (lane < r.used) {
-        chosen[warp][place] = mine, sorted[warp][place] = value;
-    }
-    __syncwarp();
-    float total = 0.0f;
-    for (uint32_t i = 0; i < r.used; i++) {
-        total = total + sorted[warp][i];
-    }
-    expert = chosen[warp][lane];
-    share = __fdiv_rn(sorted[warp][lane], total);
-    __syncwarp();
-}
-
-/// A warp a row.
-extern "C" __global__ void __launch_bounds__(128) strata_choose(const __grid_constant__ ChooseParams p) {
-    const uint32_t row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-    const int lane = threadIdx.x % WARP;
-    if (row >= p.r.rows) {
-        return;
-    }
-    uint32_t expert;
-    float share;
-    choose(p.r, p.logits + uint64_t(row) * p.r.all, lane, expert, share);
-    if (lane < p.r.used) {
-        p.r.experts[row * p.r.used + lane] = expert;
-        p.r.shares[row * p.r.used + lane] = share;
-    }
-}
-
-/// Chooses for a few rows, at most 32, and groups their pairs: one block, a warp a row, or two. Everything is counted by comparing pairs
-/// with pairs.
-extern "C" __global__ void __launch_bounds__(512) strata_choose_few(const __grid_constant__ ChooseParams p) {
-    __shared__ uint32_t experts[1024], heads[1024];
-    const Routing& r = p.r;
-    const uint32_t lane = threadIdx.x % WARP, pairs = r.rows * r.used;
-    pass();
-    ready();
-    for (uint32_t row = threadIdx.x / WARP; row < r.rows; row += blockDim.x / WARP) {
-        uint32_t expert;
-        float share;
-        choose(r, p.logits + uint64_t(row) * r.all, lane, expert, share);
-        if (lane < r.used) {
-            const uint32_t pair = row * r.used + lane;
-            experts[pair] = expert;
-            r.experts[pair] = expert, r.shares[pair] = share;
+    __syncthreads();
+    if (warp == 0) {
+        float sum = 0.0f;
+        each_value(x, r.all, lane, [&](int, float value) { sum = sum + value; });
+        sum = fold(sum);
+        if (lane == 0) {
+            sum_of_all = sum;
         }
     }
     __syncthreads();
+    // Shares are not negative, so their bits are in their order; what isn't a number comes last. 0 is for those that don't exist.
+    auto rank = [](float value) { return isnan(value) ? 1 : to_bits(value) + 2; };
+    for (uint32_t j = thread; j < r.all; j += CHOOSERS) {
+        x[j] = __fdiv_rn(x[j], sum_of_all);
+    }
+    uint32_t last_rank = ~0u, last_at = 0;
+    for (uint32_t i = 0; i < r.used; i++) {
+        // The next one of the warp's own, behind the last.
+        uint32_t best = 0, at = ~0u;
+        for (uint32_t j = thread; j < r.all; j += CHOOSERS) {
+            const uint32_t own = rank(x[j]);
+            if (own > best && (own < last_rank || (own == last_rank && j > last_at))) {
+                best = own, at = j;
+            }
+        }
+        last_rank = largest_of(best);
+        last_at = smallest_of(best == last_rank ? at : ~0u);
+        if (lane == i) {
+            best_rank[warp][i] = last_rank, best_at[warp][i] = last_at;
+        }
+    }
+    __syncthreads();
+    if (warp == 0) {
+        uint32_t next = 0, mine = 0;
+        for (uint32_t i = 0; i < r.used; i++) {
+            const bool there = lane < WARPS && next < r.used;
+            const uint32_t own = there ? best_rank[lane][next] : 0, at = there ? best_at[lane][next] : ~0u;
+            const uint32_t found = smallest_of(own == largest_of(own) ? at : ~0u);
+            next += found == at;
+            mine = lane == i ? found : mine;
+        }
+        chosen[lane] = lane < r.used ? mine : ~0u;
+        __syncwarp();
+        uint32_t place = 0;
+        for (uint32_t i = 0; i < r.used; i++) {
+            place += chosen[i] < mine;
+        }
+        __syncwarp();
+        if (lane < r.used) {
+            chosen[place] = mine, sorted[place] = x[mine];
+        }
+        __syncwarp();
+        float total = 0.0f;
+        for (uint32_t i = 0; i < r.used; i++) {
+            total = total + sorted[i];
+        }
+        if (lane < r.used) {
+            expert = chosen[lane], share = __fdiv_rn(sorted[lane], total);
+        }
+    }
+    __syncthreads();
+}
+
+/// A block a row.
+extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_choose(const __grid_constant__ ChooseParams p) {
+    const uint32_t row = blockIdx.x;
+    pass();
+    ready();
+    uint32_t expert;
+    float share;
+    choose(p.r, p.logits + uint64_t(row) * p.r.all, expert, share);
+    if (threadIdx.x < p.r.used) {
+        p.r.experts[row * p.r.used + threadIdx.x] = expert;
+        p.r.shares[row * p.r.used + threadIdx.x] = share;
+    }
+}
+
+/// Groups the pairs of a few rows, at most 1,024 with these experts, by one block. Everything is counted by comparing pairs with pairs.
+__device__ inline void group_few(const Routing& r, const uint32_t* experts) {
+    __shared__ uint32_t heads[1024];
+    const uint32_t pairs = r.rows * r.used;
     // A pair's place is behind all pairs of lower experts and behind the lower pairs of its own; a unit starts with every `tile`-th of an expert.
     auto count = [&](uint32_t pair, uint32_t& place, uint32_t& rank, uint32_t& all) {
         place = rank = all = 0;
@@ -183,14 +165,14 @@ extern "C" __global__ void __launch_bounds__(512) strata_choose_few(const __grid
         }
     };
     uint32_t place, rank, all;
-    for (uint32_t pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
+    for (uint32_t pair = threadIdx.x; pair < pairs; pair += CHOOSERS) {
         count(pair, place, rank, all);
         r.places[pair] = place;
         r.order[place] = pair / r.used;
         heads[place] = rank % r.tile == 0;
     }
     __syncthreads();
-    for (uint32_t pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
+    for (uint32_t pair = threadIdx.x; pair < pairs; pair += CHOOSERS) {
         count(pair, place, rank, all);
         uint32_t unit = 0;
         for (uint32_t i = 0; i < place; i++) {
@@ -205,6 +187,34 @@ extern "C" __global__ void __launch_bounds__(512) strata_choose_few(const __grid
             *r.units = unit + heads[place];
         }
     }
+}
+
+/// Chooses for one row and groups its pairs, by one block.
+extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_choose_one(const __grid_constant__ ChooseParams p) {
+    __shared__ uint32_t experts[WARP];
+    pass();
+    ready();
+    uint32_t expert;
+    float share;
+    choose(p.r, p.logits, expert, share);
+    if (threadIdx.x < p.r.used) {
+        experts[threadIdx.x] = expert;
+        p.r.experts[threadIdx.x] = expert, p.r.shares[threadIdx.x] = share;
+    }
+    __syncthreads();
+    group_few(p.r, experts);
+}
+
+/// Groups the pairs of a few rows.
+extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_group_few(const __grid_constant__ Routing r) {
+    __shared__ uint32_t experts[1024];
+    pass();
+    ready();
+    for (uint32_t pair = threadIdx.x; pair < r.rows * r.used; pair += CHOOSERS) {
+        experts[pair] = r.experts[pair];
+    }
+    __syncthreads();
+    group_few(r, experts);
 }
 
 /// How many pairs each expert has; `counts` was zero.

@@ -52,7 +52,7 @@ struct FewParams {
     units: u64,
     rows: u32,
     k: u32,
-    tile: u32,
+    tall: u32,
     format: u32,
 }
 
@@ -225,7 +225,7 @@ impl CudaBackend {
             units: routing.units,
             rows: product.rows as u32,
             k: input.k() as u32,
-            tile: 0,
+            tall: 0,
             format: self.kernels.products.one.formats.code(product.format),
         }
     }
@@ -277,7 +277,7 @@ impl CudaBackend {
             let bytes = product.format.row_bytes(input.k()).expect("rows are whole blocks");
             let height = formats.rows(product.format, product.rows, input.k() / 32, rows * moe.used);
             let shared = brought(height * bytes) + formats.room(product.format, height, input.k() / 32);
-            let p = FewParams { tile: height as u32, ..self.few(product, input, out) };
+            let p = FewParams { tall: height.ilog2(), ..self.few(product, input, out) };
             let blocks = [product.rows.div_ceil(height) as u32, units as u32, 1];
             let (kernel, grid) = (&self.kernels.experts.few, Grid { blocks, threads: 128 });
             // SAFETY: the slots have rows of this format and length behind the offset, the columns and `out` a place for every pair.

@@ -4,7 +4,7 @@ use strata_backend::{BackendError, Buffer, MixerWeights, Op, Shape, Spec, Weight
 
 use super::experts::ASIDE;
 use super::input::{Input, Target, any_blocks};
-use super::one::{Formats, brought, most_rows};
+use super::one::{Formats, brought, most_rows, piece_bytes};
 use super::{OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
@@ -79,14 +79,15 @@ struct NarrowParams {
     scale: u64,
     low: u64,
     inject: u64,
+    injected: u64,
     normed: u64,
     u: u64,
     quantised: Target,
     format: u32,
+    inject_format: u32,
     rank: u32,
     width: u32,
     streams: u32,
-    injected: u32,
     padding: u32,
 }
 
@@ -153,16 +154,21 @@ impl Room {
     }
 }
 
-/// Bytes of shared memory of a block of `strata_narrow`, if it can be had for this matrix.
-fn narrow_room(formats: &Formats, up: &Matrix, shape: &Shape) -> Option<usize> {
+/// Bytes of shared memory of a block of `strata_narrow`, if it can be had for these matrices.
+fn narrow_room(formats: &Formats, up: &Matrix, inject: Option<Matrix>, shape: &Shape) -> Option<usize> {
     let Shape { hidden: d, streams, mixer_rank: rank, .. } = *shape;
     let row = up.format.row_bytes(rank)?;
     let whole = rank.is_multiple_of(32) && d.is_multiple_of(32) && (d * row).is_multiple_of(16);
     let rows = 32 * streams;
     let bytes = 4 * rows + streams * brought(32 * row) + formats.room(up.format, rows, rank / 32);
-    let fit = rows.is_power_of_two() && rows <= most_rows(up.format, 256) && bytes <= formats.shared;
-    (!up.format.is_float() && whole && fit).then_some(bytes)
+    let bytes = bytes.max(if inject.is_some() { 2 * piece_bytes() } else { 0 });
+    let fit = rows.is_power_of_two() && rows <= most_rows(up.format, NARROWERS) && bytes <= formats.shared;
+    let floats = inject.is_none_or(|w| w.format.is_float() && w.scale.is_none());
+    (!up.format.is_float() && floats && whole && fit).then_some(bytes)
 }
+
+/// Threads of a block of `strata_narrow`.
+const NARROWERS: usize = 512;
 
 /// What the head needs besides its mixer: the rows' inputs.
 pub(crate) fn head_room(spec: &Spec, rows: usize, room: &mut Scratch) -> (Room, Input) {
@@ -234,32 +240,36 @@ impl CudaBackend {
         unsafe { norm.launch(&self.stream, Grid { blocks: [groups as u32, 1, 1], threads: 640 }, &p) }
             .map_err(Failed::from)?;
         self.settle(&room.wide, target, any_blocks(&[down]))?;
-        let mut products = vec![(down, room.low)];
-        products.extend(inject);
-        self.products(&products, &room.wide)?;
         let read = down.bytes.len() + up.bytes.len() + inject.map_or(0, |(w, _)| w.bytes.len());
         let formats = &self.kernels.products.one.formats;
-        if let Some(shared) = narrow_room(formats, &up, &self.spec.shape).filter(|_| groups == streams) {
+        let narrow_room = narrow_room(formats, &up, inject.map(|(w, _)| w), &self.spec.shape);
+        if let Some(shared) = narrow_room.filter(|_| groups == streams) {
+            self.product(&down, &room.wide, room.low)?;
             let p = NarrowParams {
                 up: up.bytes.address(),
                 scale: up.scale.map_or(0, DeviceSlice::address),
                 low: room.low.address(),
-                inject: inject.map_or(0, |(_, to)| to.address()),
+                inject: inject.map_or(0, |(w, _)| w.bytes.address()),
+                injected: inject.map_or(0, |(_, to)| to.address()),
                 normed: room.normed.address(),
                 u: u.floats().address(),
                 quantised: u.target(wanted, d),
                 format: formats.code(up.format),
+                inject_format: inject.map_or(0, |(w, _)| formats.code(w.format)),
                 rank: rank as u32,
                 width: d as u32,
                 streams: streams as u32,
-                injected: inject.map_or(0, |(_, to)| to.len()) as u32,
                 padding: 0,
             };
-            let grid = Grid { blocks: [(d / 32) as u32, 1, 1], threads: 256 };
+            let blocks = d / 32 + inject.map_or(0, |_| streams);
+            let grid = Grid { blocks: [blocks as u32, 1, 1], threads: NARROWERS as u32 };
             // SAFETY: one row of everything; `narrow_room` counts what the kernel lays out.
             unsafe { narrow.launch_with(&self.stream, grid, shared as u32, &p) }.map_err(Failed::from)?;
             return Ok(read);
         }
+        let mut products = vec![(down, room.low)];
+        products.extend(inject);
+        self.products(&products, &room.wide)?;
         let target = room.narrow.target(any_blocks(&[up]), rank);
         let p = GatesParams {
             low: room.low.address(),

@@ -12,9 +12,9 @@ const THREADS: usize = 128;
 /// Units of a tile, at most.
 const UNITS: usize = 640;
 /// Values of a float row that are brought at once.
-const PIECE: usize = 2048;
+const PIECE: usize = 2560;
 /// Blocks of threads that a multiprocessor has registers for.
-const BLOCKS: usize = 7;
+const BLOCKS: usize = 8;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -24,10 +24,10 @@ struct OneMatrix {
     scale: u64,
     format: u32,
     rows: u32,
-    tile: u32,
+    tall: u32,
     first: u32,
+    blocks: u32,
     row_bytes: u32,
-    padding: u32,
 }
 
 #[repr(C)]
@@ -39,9 +39,9 @@ struct OneParams {
     sums: u64,
     floats: u64,
     count: u32,
-    tiles: u32,
     buffer: u32,
     k: u32,
+    padding: u32,
 }
 
 /// What a kernel that learns its format when it runs knows of one.
@@ -112,6 +112,11 @@ pub(crate) fn brought(bytes: usize) -> usize {
     (bytes + 30) / 16 * 16
 }
 
+/// Bytes of a buffer for a piece of a float row, and of its column.
+pub(crate) fn piece_bytes() -> usize {
+    2 * brought(4 * PIECE)
+}
+
 /// A matrix to multiply.
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted {
@@ -144,7 +149,7 @@ impl One {
         k: usize,
     ) -> (usize, usize) {
         let bytes = |format: &Format| match format.is_float() {
-            true => brought(4 * PIECE) * 2,
+            true => piece_bytes(),
             false => brought(tile * format.row_bytes(k).expect("rows are whole blocks")),
         };
         let room =
@@ -182,22 +187,33 @@ impl One {
         floats: Option<DeviceSlice<f32>>,
     ) -> Result<(), DriverError> {
         let (formats, units) = (wanted.iter().map(|w| &w.format), k / 32);
-        let tile_of = |w: &Wanted, tile| if w.format.is_float() { 1 } else { tile };
-        // The tile, a power of two, with which the block of threads that has most to do has least. A tile costs its rounds of units, and about
-        // three more.
+        // What a tile costs: rounds of units, and about three more; a float row is a chain of its own.
+        let cost = |w: &Wanted, tile: usize| match w.format.is_float() {
+            true => 4 + k / 640,
+            false => (tile * units).div_ceil(THREADS) + 3,
+        };
+        let tiles = |w: &Wanted, tile| if w.format.is_float() { w.rows } else { w.rows.div_ceil(tile) };
+        // The tile, a power of two, with which the block of threads that has most to do has least; matrices have blocks by what they cost.
         let plan = |tile: usize| {
             let (buffer, shared) = self.layout(formats.clone(), tile, k);
-            let tiles: usize = wanted.iter().map(|w| w.rows.div_ceil(tile_of(w, tile))).sum();
-            let blocks = self.formats.processors * (self.formats.shared / shared.max(1)).clamp(1, BLOCKS);
-            let cost = tiles.div_ceil(blocks) * ((tile * units).div_ceil(THREADS) + 3);
-            (cost, tile, buffer, shared, tiles, blocks.min(tiles))
+            let room = self.formats.processors * (self.formats.shared / shared.max(1)).clamp(1, BLOCKS);
+            let all: usize = wanted.iter().map(|w| tiles(w, tile) * cost(w, tile)).sum();
+            let blocks = |w: &Wanted| {
+                let tiles = tiles(w, tile);
+                // Rounds, not blocks, are what there is a whole number of.
+                let share = (room * tiles * cost(w, tile) / all).clamp(1, tiles);
+                tiles.div_ceil(tiles.div_ceil(share))
+            };
+            let blocks: Vec<usize> = wanted.iter().map(blocks).collect();
+            let rounds = wanted.iter().zip(&blocks);
+            let longest = rounds.map(|(w, blocks)| tiles(w, tile).div_ceil(*blocks) * cost(w, tile)).max();
+            (longest, tile, buffer, shared, blocks)
         };
         let most = formats.clone().map(|format| most_rows(*format, THREADS)).min().unwrap_or(1);
         let most = (UNITS / units.max(1)).clamp(1, most);
         let plans =
             (0..=most.ilog2()).map(|power| plan(1 << power)).filter(|plan| plan.3 <= self.formats.shared);
-        let (_, tile, buffer, shared, tiles, blocks) =
-            plans.min_by_key(|plan| plan.0).expect("all of them fit");
+        let (_, tile, buffer, shared, blocks) = plans.min_by_key(|plan| plan.0).expect("all of them fit");
         let columns = columns.filter(|_| formats.clone().any(|format| !format.is_float()));
         let mut p = OneParams {
             matrices: [OneMatrix::default(); MOST],
@@ -206,29 +222,28 @@ impl One {
             sums: columns.map_or(0, |x| x.sums.address()),
             floats: floats.map_or(0, DeviceSlice::address),
             count: wanted.len() as u32,
-            tiles: tiles as u32,
             buffer: buffer as u32,
             k: k as u32,
+            padding: 0,
         };
         let mut first = 0;
-        for (w, matrix) in wanted.iter().zip(&mut p.matrices) {
+        for ((w, matrix), blocks) in wanted.iter().zip(&mut p.matrices).zip(blocks) {
             assert!(w.format.row_bytes(w.rows * k) == Some(w.weights.len()) && w.out.len() >= w.rows);
             assert!(if w.format.is_float() { floats.is_some() } else { columns.is_some() });
-            let tile = tile_of(w, tile);
             *matrix = OneMatrix {
                 weights: w.weights.address(),
                 out: w.out.address(),
                 scale: w.scale.map_or(0, DeviceSlice::address),
                 format: self.formats.code(w.format),
                 rows: w.rows as u32,
-                tile: tile as u32,
+                tall: tile.ilog2(),
                 first,
+                blocks: blocks as u32,
                 row_bytes: (w.weights.len() / w.rows) as u32,
-                padding: 0,
             };
-            first += w.rows.div_ceil(tile) as u32;
+            first += blocks as u32;
         }
-        let grid = Grid { blocks: [blocks as u32, 1, 1], threads: THREADS as u32 };
+        let grid = Grid { blocks: [first, 1, 1], threads: THREADS as u32 };
         // SAFETY: the sizes were compared above; `layout` counts what the kernel lays out.
         unsafe { self.kernel.launch_with(stream, grid, shared as u32, &p) }
     }

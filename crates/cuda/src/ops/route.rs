@@ -38,7 +38,8 @@ struct ChooseParams {
 /// The kernels.
 pub(crate) struct Route {
     choose: Kernel<ChooseParams>,
-    choose_few: Kernel<ChooseParams>,
+    choose_one: Kernel<ChooseParams>,
+    group_few: Kernel<RoutingParams>,
     count: Kernel<RoutingParams>,
     scan: Kernel<RoutingParams>,
     place: Kernel<RoutingParams>,
@@ -48,8 +49,9 @@ impl Route {
     pub(crate) fn new(context: &Context) -> Result<Route, OpError> {
         let module = module(context, "route")?;
         Ok(Route {
-            choose: module.kernel("strata_choose")?,
-            choose_few: module.kernel("strata_choose_few")?.early(),
+            choose: module.kernel("strata_choose")?.early(),
+            choose_one: module.kernel("strata_choose_one")?.early(),
+            group_few: module.kernel("strata_group_few")?.early(),
             count: module.kernel("strata_count")?,
             scan: module.kernel("strata_scan")?,
             place: module.kernel("strata_place")?,
@@ -57,7 +59,7 @@ impl Route {
     }
 }
 
-/// Rows that are grouped where they are chosen, by one block.
+/// Rows whose pairs one block groups.
 const FEW: usize = 32;
 
 /// Whether there is a kernel for so many experts a row.
@@ -177,14 +179,21 @@ impl CudaBackend {
         self.prepare(&input, &[router])?;
         self.product(&router, &input, room.logits)?;
         let p = ChooseParams { routing: self.routing.params(&moe), logits: room.logits.address() };
-        let Route { choose, choose_few, .. } = &self.kernels.route;
-        let (kernel, grid) = if rows <= FEW {
-            (choose_few, Grid { blocks: [1; 3], threads: 32 * rows.min(16) as u32 })
-        } else {
-            (choose, Grid::threads(rows * 32, 128))
+        let Route { choose, choose_one, group_few, .. } = &self.kernels.route;
+        let kernel = if rows == 1 { choose_one } else { choose };
+        let one = Grid { blocks: [1; 3], threads: 512 };
+        let queue = || -> Result<(), DriverError> {
+            // SAFETY: the routing has room for the widest window.
+            unsafe {
+                kernel.launch(&self.stream, Grid { blocks: [rows as u32, 1, 1], ..one }, &p)?;
+                if (2..=FEW).contains(&rows) {
+                    group_few.launch(&self.stream, one, &p.routing)
+                } else {
+                    Ok(())
+                }
+            }
         };
-        // SAFETY: the routing has room for the widest window.
-        unsafe { kernel.launch(&self.stream, grid, &p) }.map_err(Failed::from)?;
+        queue().map_err(Failed::from)?;
         self.routing.grouped = rows <= FEW;
         Ok(router.bytes.len())
     }
