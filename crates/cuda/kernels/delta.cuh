@@ -36,40 +36,19 @@ struct Columns {
     using Values = float[PARTS][OWN];
     Values state[COLUMNS];
 
-    /// Calls `use(value, place)` for each of the thread's values that is one: columns from `first` on, of `columns` of `key_dim` values.
+    /// Calls `use(value, column, j)` for each of the thread's values: the `j`-th of its `column`-th column.
     template <class Use>
-    __device__ void each(uint32_t first, uint32_t columns, uint32_t key_dim, int r, Use use) {
+    __device__ void each(int r, Use use) {
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
 #pragma unroll
             for (int i = 0; i < PARTS; i++) {
 #pragma unroll
                 for (int m = 0; m < OWN; m++) {
-                    const uint32_t j = i * WARP + m * SHARERS + r;
-                    if (first + c < columns && j < key_dim) {
-                        use(state[c][i][m], (first + c) * key_dim + j);
-                    }
+                    use(state[c][i][m], uint32_t(c), uint32_t(i * WARP + m * SHARERS + r));
                 }
             }
         }
-    }
-
-    __device__ void load(const float* from, uint32_t first, uint32_t columns, uint32_t key_dim, int r) {
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-#pragma unroll
-            for (int i = 0; i < PARTS; i++) {
-#pragma unroll
-                for (int m = 0; m < OWN; m++) {
-                    state[c][i][m] = 0.0f;
-                }
-            }
-        }
-        each(first, columns, key_dim, r, [&](float& value, uint32_t at) { value = from[at]; });
-    }
-
-    __device__ void store(float* to, uint32_t first, uint32_t columns, uint32_t key_dim, int r) {
-        each(first, columns, key_dim, r, [&](float& value, uint32_t at) { to[at] = value; });
     }
 
     /// A thread's part of the columns' dots with `x`.

@@ -74,16 +74,6 @@ __device__ inline float convolve(const ConvParams& p, const Portion& portion, co
     return acc;
 }
 
-/// The GDN convolution and its SiLU. Grid: channels, rows of the longest portion, portions.
-extern "C" __global__ void __launch_bounds__(128) strata_gdn_conv(const __grid_constant__ ConvParams p) {
-    const Portion portion = p.portions[blockIdx.z];
-    const uint32_t channel = blockIdx.x * blockDim.x + threadIdx.x;
-    const float* history = p.state.from(portion) + p.history;
-    for (uint32_t t = blockIdx.y; t < portion.rows && channel < p.channels; t += gridDim.y) {
-        p.out[uint64_t(portion.row + t) * p.channels + channel] = silu(convolve(p, portion, history, t, channel));
-    }
-}
-
 struct AddConvParams {
     ConvParams conv;
     /// `[rows][streams]`
@@ -95,7 +85,7 @@ struct AddConvParams {
     uint32_t streams, width;
 };
 
-/// `x += gate * value + silu(convolution)`: the n-gram block's. Grid as above.
+/// `x += gate * value + silu(convolution)`: the n-gram block's. Grid: channels, rows of the longest portion, portions.
 extern "C" __global__ void __launch_bounds__(128) strata_ngram_conv(const __grid_constant__ AddConvParams p) {
     const Portion portion = p.conv.portions[blockIdx.z];
     const uint32_t channel = blockIdx.x * blockDim.x + threadIdx.x;
@@ -131,12 +121,9 @@ extern "C" __global__ void __launch_bounds__(128) strata_history(const __grid_co
 }
 
 struct UnitNormParams {
-    /// `[rows][stride]`: queries, then keys, of `dim` values a head.
-    const float* x;
     /// `[rows][heads][query, key][padded]`, as `shared_place` says; zeros behind `dim`.
     float* out;
-    uint64_t stride;
-    uint32_t count, heads, dim, padded;
+    uint32_t heads, dim, padded;
     float eps, scale;
 };
 
@@ -148,28 +135,96 @@ __device__ inline void unit_norm(const UnitNormParams& p, const float* x, bool i
     }
 }
 
-/// All heads, a warp each.
-extern "C" __global__ void __launch_bounds__(128) strata_unit_norm(const __grid_constant__ UnitNormParams p) {
-    const uint32_t at = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, row = at / (2 * p.heads), head = at % (2 * p.heads);
-    if (at < p.count) {
-        const bool is_key = head >= p.heads;
-        float* out = p.out + ((uint64_t(row) * p.heads + head % p.heads) * 2 + is_key) * p.padded;
-        unit_norm(p, p.x + row * p.stride + uint64_t(head) * p.dim, is_key, out, threadIdx.x % WARP);
+/// What makes queries, keys and values of a convolution's rows; the values go to its `out`, `[rows][values]`.
+struct QkvParams {
+    ConvParams conv;
+    UnitNormParams unit_norm;
+};
+
+/// Rows that a block of threads walks; those that it has at once.
+constexpr int WALK = 64, RUN = 8;
+/// Channels of a block of threads, at most.
+constexpr int MOST_CHANNELS = 256;
+
+/// The convolution, its SiLU, and the unit norms. A thread has a channel, whose taps and last rows it keeps. Grid: heads of queries and keys, then
+/// groups of values; walks of the longest portion; portions.
+template <int TAPS>
+__device__ void make_qkv(const QkvParams& params) {
+    __shared__ float heads[2][RUN][MOST_CHANNELS];
+    const ConvParams& p = params.conv;
+    const UnitNormParams& n = params.unit_norm;
+    const Portion portion = p.portions[blockIdx.z];
+    const int first = blockIdx.y * WALK, last = min(first + WALK, int(portion.rows));
+    const uint32_t keys = 2 * n.heads * n.dim, group = blockIdx.x;
+    const bool is_head = group < 2 * n.heads;
+    const uint32_t channel = is_head ? group * n.dim + threadIdx.x : keys + (group - 2 * n.heads) * blockDim.x + threadIdx.x;
+    const bool has = is_head ? threadIdx.x < n.dim : channel < p.channels;
+    const int unused = TAPS - int(p.kernel), back = int(p.kernel) - 1;
+    const float* history = p.state.from(portion) + p.history + channel;
+    const float* rows = p.rows + uint64_t(portion.row) * p.channels + channel;
+    float taps[TAPS], window[TAPS - 1 + RUN];
+#pragma unroll
+    for (int j = 0; j < TAPS; j++) {
+        taps[j] = has && j >= unused ? p.taps[uint64_t(channel) * p.kernel + j - unused] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < TAPS - 1; j++) {
+        const int t = first + j - (TAPS - 1);
+        const float* from = t < 0 ? history + int64_t(t + back) * p.channels : rows + int64_t(t) * p.channels;
+        window[j] = has && t + back >= 0 ? *from : 0.0f;
+    }
+    for (int t = first, turn = 0; t < last; t += RUN, turn ^= 1) {
+#pragma unroll
+        for (int i = 0; i < RUN; i++) {
+            window[TAPS - 1 + i] = has && t + i < last ? rows[uint64_t(t + i) * p.channels] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < RUN; i++) {
+            float acc = 0.0f;
+#pragma unroll
+            for (int j = 0; j < TAPS; j++) {
+                acc = j < unused ? acc : fma(taps[j], window[i + j], acc);
+            }
+            const float value = silu(acc);
+            if (is_head) {
+                heads[turn][i][threadIdx.x] = value;
+            } else if (has && t + i < last) {
+                p.out[(uint64_t(portion.row) + t + i) * (p.channels - keys) + channel - keys] = value;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < TAPS - 1; j++) {
+            window[j] = window[RUN + j];
+        }
+        if (is_head) {
+            __syncthreads();
+            const bool is_key = group >= n.heads;
+            for (int i = threadIdx.x / WARP; i < min(RUN, last - t); i += blockDim.x / WARP) {
+                float* out = n.out + (((uint64_t(portion.row) + t + i) * n.heads + group % n.heads) * 2 + is_key) * n.padded;
+                unit_norm(n, heads[turn][i], is_key, out, threadIdx.x % WARP);
+            }
+        }
     }
 }
+
+#define STRATA_QKV(TAPS)                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(MOST_CHANNELS) strata_gdn_qkv_##TAPS(const __grid_constant__ QkvParams p) { \
+        make_qkv<TAPS>(p);                                                                                                  \
+    }
+STRATA_QKV(4)
+STRATA_QKV(8)
 
 struct DeltaParams {
     Recurrent state;
     const Portion* portions;
     /// As `UnitNormParams::out`.
     const float* keys;
-    /// `[rows]` of `value_stride` values; the first `[value_heads][value_dim]` are values.
+    /// `[rows][value_heads][value_dim]`
     const float* values;
     const float* decay;
     const float* strength;
     /// `[rows][value_heads][value_dim]`
     float* out;
-    uint64_t value_stride;
     uint32_t key_heads, value_heads, key_dim, value_dim;
 };
 
@@ -195,15 +250,19 @@ __device__ void delta(const DeltaParams& p) {
     const uint32_t own = first + g * COLUMNS;
     const uint64_t at = uint64_t(head) * p.value_dim * p.key_dim, row = portion.row;
     Columns<PARTS, COLUMNS> columns;
-    columns.load(p.state.from(portion) + at, own, p.value_dim, p.key_dim, r);
+    const float* before = p.state.from(portion) + at;
+    columns.each(r, [&](float& value, uint32_t c, uint32_t j) {
+        value = own + c < p.value_dim && j < p.key_dim ? before[(own + c) * p.key_dim + j] : 0.0f;
+    });
 
+    const uint32_t stride = p.value_heads * p.value_dim;
     const uint32_t row_keys = p.key_heads * 2 * PARTS * WARP;
     const float* keys = p.keys + row * row_keys + key_head * 2 * PARTS * WARP + lane * 4;
     const float* values[VALUES];
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {
         const uint32_t token = (i * WARP + lane) / HERE, column = (i * WARP + lane) % HERE;
-        values[i] = p.values + (row + token) * p.value_stride + head * p.value_dim + first + column;
+        values[i] = p.values + (row + token) * stride + head * p.value_dim + first + column;
     }
     const float* gates = (lane % 2 == 0 ? p.decay : p.strength) + (row + lane / 2) * p.value_heads + head;
     uint32_t brought = 0;
@@ -229,7 +288,7 @@ __device__ void delta(const DeltaParams& p) {
             if (token < min(left, 4) && first + column < p.value_dim) {
                 start_copy<4>(&to.v[token][column / COLUMNS][column % COLUMNS], values[i]);
             }
-            values[i] += 4 * p.value_stride;
+            values[i] += 4 * stride;
         }
         if (lane / 2 < min(left, 4)) {
             start_copy<4>(reinterpret_cast<float*>(to.gates) + lane, gates);
@@ -256,7 +315,6 @@ __device__ void delta(const DeltaParams& p) {
         state.own_dots(x, sums);
     };
     // The outputs of four tokens are folded together, when the last of them is there: while the next four are taken in.
-    const uint32_t stride = p.value_heads * p.value_dim;
     float* out = p.out + row * stride + head * p.value_dim + own;
     float outputs[4][COLUMNS];
     const float* query = fours[0].keys[0].q;
@@ -306,7 +364,12 @@ __device__ void delta(const DeltaParams& p) {
             }
         }
     }
-    columns.store(p.state.to(portion) + at, own, p.value_dim, p.key_dim, r);
+    float* behind = p.state.to(portion) + at;
+    columns.each(r, [&](float value, uint32_t c, uint32_t j) {
+        if (own + c < p.value_dim && j < p.key_dim) {
+            behind[(own + c) * p.key_dim + j] = value;
+        }
+    });
 }
 
 #define STRATA_DELTA(PARTS, COLUMNS)                                                                             \
@@ -328,12 +391,14 @@ struct GatedNormParams {
     float eps;
 };
 
-/// `rms(o) * gamma * sigmoid(z)` of a row's head, whose first value is the `at`-th, by a warp.
-__device__ inline void gated_norm(const GatedNormParams& p, const float* o, const float* z, uint64_t at, int lane) {
+/// `rms(o) * gamma * sigmoid(z)` of a row's head, whose first value is the `at`-th, by a warp. Quantised values are not left as they are too.
+__device__ inline void gated_norm(const GatedNormParams& p, const float* o, const float* gamma, const float* z, uint64_t at, int lane) {
     const float scale = rms_scale(o, p.dim, p.eps, lane);
     for (uint32_t j = lane; j < p.dim; j += WARP) {
-        const float value = o[j] * scale * p.gamma[j] * sigmoid(z[j]);
-        p.o[at + j] = value;
+        const float value = o[j] * scale * gamma[j] * sigmoid(z[j]);
+        if (p.quantised.q == nullptr) {
+            p.o[at + j] = value;
+        }
         p.quantised.put(value, at + j);
     }
 }
@@ -343,99 +408,172 @@ extern "C" __global__ void __launch_bounds__(128) strata_gated_norm(const __grid
     const uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
     if (warp < p.count) {
         const uint64_t at = uint64_t(warp) * p.dim;
-        gated_norm(p, p.o + at, p.z + at, at, threadIdx.x % WARP);
+        gated_norm(p, p.o + at, p.gamma, p.z + at, at, threadIdx.x % WARP);
     }
 }
 
 /// Everything between the products, for portions of a few rows that go on from the committed version.
 struct FewParams {
-    ConvParams conv;
+    QkvParams qkv;
     GateParams gates;
-    UnitNormParams unit_norm;
     DeltaParams delta;
     GatedNormParams gated_norm;
 };
 
-/// Rows of a portion, and values of a head, at most.
-constexpr int FEW_ROWS = 8, FEW_VALUES = 128;
+/// Rows of a portion, taps, and values of a head, at most.
+constexpr int FEW_ROWS = 8, FEW_TAPS = 4, FEW_VALUES = 128;
 constexpr int FEW_THREADS = 512;
+
+/// What a block of threads has of a head. Everything comes here first, at once: to fetch it where it is used would take several times as long.
+template <int PARTS>
+struct FewShared {
+    static constexpr int KEY = PARTS * WARP, CHANNELS = 2 * KEY + FEW_VALUES;
+    /// Columns, so far apart that those of a warp's groups lie in different banks.
+    float state[FEW_VALUES][KEY + 4];
+    /// The history and the rows of the query's, the key's and the value's channels; the convolution's results take their places, and the outputs
+    /// those of the values.
+    float rows[FEW_TAPS - 1 + FEW_ROWS][CHANNELS];
+    union {
+        float taps[CHANNELS * FEW_TAPS];
+        float keys[FEW_ROWS][2][KEY];
+    };
+    float z[FEW_ROWS][FEW_VALUES], gamma[FEW_VALUES];
+    float2 gates[FEW_ROWS];
+};
+
+/// Starts a warp's copy of `count` values, a multiple of four.
+__device__ inline void bring(float* to, const float* from, uint32_t count, int lane) {
+#pragma unroll 1
+    for (uint32_t j = 4 * lane; j < count; j += 4 * WARP) {
+        start_copy<16>(to + j, from + j);
+    }
+}
 
 /// A block of threads has a value head; what its key head brings is computed by all its value heads. Grid: value heads, portions.
 template <int PARTS>
 __device__ void few(const FewParams& p) {
+    using Shared = FewShared<PARTS>;
     constexpr int COLUMNS = FEW_VALUES * SHARERS / FEW_THREADS, WARPS = FEW_THREADS / WARP;
-    __shared__ float raw[FEW_ROWS][2 * PARTS * WARP + FEW_VALUES];
-    __shared__ __align__(16) float keys[FEW_ROWS][2][PARTS * WARP];
-    __shared__ float z[FEW_ROWS][FEW_VALUES], o[FEW_ROWS][FEW_VALUES];
-    __shared__ float2 gates[FEW_ROWS];
+    extern __shared__ __align__(16) uint8_t raw[];
+    Shared& s = *reinterpret_cast<Shared*>(raw);
     const DeltaParams& d = p.delta;
+    const ConvParams& conv = p.qkv.conv;
     const Portion portion = d.portions[blockIdx.y];
-    const uint32_t head = blockIdx.x, key_head = head % d.key_heads;
+    const uint32_t head = blockIdx.x, key_head = head % d.key_heads, dim = d.key_dim;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, r = sharer(lane);
-    const uint32_t own = (warp * OWN + group(lane)) * COLUMNS;
-    const uint64_t at = uint64_t(head) * d.value_dim * d.key_dim;
-    // The state comes from afar: it is asked for first, and used last.
-    Columns<PARTS, COLUMNS> columns;
-    columns.load(d.state.from(portion) + at, own, d.value_dim, d.key_dim, r);
+    const int rows = portion.rows, back = conv.kernel - 1;
     auto place = [&](uint32_t row) { return ((uint64_t(portion.row) + row) * d.value_heads + head) * d.value_dim; };
-    for (uint32_t row = warp; row < portion.rows; row += WARPS) {
-        for (uint32_t j = lane; j < d.value_dim; j += WARP) {
-            start_copy<4>(&z[row][j], p.gated_norm.z + place(row) + j);
-        }
+
+    // The channels of the query, the key and the value: the first of each, how many, and where they are among those here.
+    auto channel = [&](uint32_t part) { return part < 2 ? (part * d.key_heads + key_head) * dim : 2 * d.key_heads * dim + head * d.value_dim; };
+    auto count = [&](uint32_t part) { return part < 2 ? dim : d.value_dim; };
+    const float* history = conv.state.from(portion) + conv.history;
+    const float* inputs = conv.rows + uint64_t(portion.row) * conv.channels;
+#pragma unroll 1
+    for (int i = warp; i < 3 * (back + rows); i += WARPS) {
+        const int part = i % 3, row = i / 3;
+        const float* from = row < back ? history + uint64_t(row) * conv.channels : inputs + uint64_t(row - back) * conv.channels;
+        bring(s.rows[row] + part * dim, from + channel(part), count(part), lane);
+    }
+    if (warp < 3) {
+        bring(s.taps + warp * dim * conv.kernel, conv.taps + uint64_t(channel(warp)) * conv.kernel, count(warp) * conv.kernel, lane);
     }
     end_copies();
-
-    const float* history = p.conv.state.from(portion) + p.conv.history;
-    const uint32_t own_keys = 2 * d.key_dim, all_keys = own_keys * d.key_heads;
-    for (uint32_t i = threadIdx.x; i < own_keys + d.value_dim; i += FEW_THREADS) {
-        const bool is_value = i >= own_keys;
-        const uint32_t channel = is_value ? all_keys + head * d.value_dim + i - own_keys
-                                          : (i / d.key_dim * d.key_heads + key_head) * d.key_dim + i % d.key_dim;
-        for (uint32_t t = 0; t < portion.rows; t++) {
-            raw[t][i] = silu(convolve(p.conv, portion, history, t, channel));
-        }
-        if (is_value || head < d.key_heads) {
-            advance(p.conv, portion, channel);
+    const uint64_t at = uint64_t(head) * d.value_dim * dim;
+    const float* before = d.state.from(portion) + at;
+    for (uint32_t c = warp; c < d.value_dim; c += WARPS) {
+        if (4 * lane < dim) {
+            start_copy<16>(&s.state[c][4 * lane], before + uint64_t(c) * dim + 4 * lane);
+        } else if (4 * lane < Shared::KEY) {
+            *reinterpret_cast<float4*>(&s.state[c][4 * lane]) = {};
         }
     }
-    if (warp == WARPS - 1 && lane < portion.rows) {
+#pragma unroll 1
+    for (int t = warp; t < rows; t += WARPS) {
+        bring(s.z[t], p.gated_norm.z + place(t), d.value_dim, lane);
+    }
+    if (warp == WARPS - 1) {
+        bring(s.gamma, p.gated_norm.gamma, d.value_dim, lane);
+    }
+    end_copies();
+    if (warp == WARPS - 1 && lane < rows) {
         const uint32_t gate = (portion.row + lane) * d.value_heads + head;
-        gates[lane] = {decay(p.gates, gate), sigmoid(p.gates.beta[gate])};
+        s.gates[lane] = {decay(p.gates, gate), sigmoid(p.gates.beta[gate])};
+    }
+
+    await_copies<1>();
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < 2 * dim + d.value_dim; i += FEW_THREADS) {
+        const uint32_t part = min(i / dim, 2u);
+        if (part == 2 || head < d.key_heads) {
+            float* to = conv.state.to(portion) + conv.history + channel(part) + i - part * dim;
+            for (int j = 0; j < back; j++) {
+                to[uint64_t(j) * conv.channels] = s.rows[rows + j][i];
+            }
+        }
+#pragma unroll 1
+        for (int t = 0; t < rows; t++) {
+            float acc = 0.0f;
+#pragma unroll 4
+            for (int j = 0; j <= back; j++) {
+                acc = fma(s.taps[i * conv.kernel + j], s.rows[t + j][i], acc);
+            }
+            s.rows[t][i] = silu(acc);
+        }
     }
     __syncthreads();
-    for (uint32_t i = warp; i < 2 * portion.rows; i += WARPS) {
+#pragma unroll 1
+    for (int i = warp; i < 2 * rows; i += WARPS) {
         const bool is_key = i % 2;
-        unit_norm(p.unit_norm, raw[i / 2] + is_key * d.key_dim, is_key, keys[i / 2][is_key], lane);
+        unit_norm(p.qkv.unit_norm, s.rows[i / 2] + is_key * dim, is_key, s.keys[i / 2][is_key], lane);
     }
     await_copies<0>();
     __syncthreads();
-    for (uint32_t t = 0; t < portion.rows; t++) {
-        float key[PARTS][OWN], query[PARTS][OWN], value[COLUMNS];
-        own_values<PARTS>(keys[t][0], r, query);
-        own_values<PARTS>(keys[t][1], r, key);
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            value[c] = raw[t][own_keys + own + c];
-        }
-        columns.step(key, value, gates[t].x, gates[t].y, [](const Columns<PARTS, COLUMNS>&, float) {});
-        columns.own_dots(query, value);
-        columns.exchange(value);
+
+    const uint32_t own = (warp * OWN + group(lane)) * COLUMNS;
+    Columns<PARTS, COLUMNS> columns;
+    columns.each(r, [&](float& value, uint32_t c, uint32_t j) { value = s.state[own + c][j]; });
+    auto put = [&](const Columns<PARTS, COLUMNS>& state, int t) {
+        float query[PARTS][OWN], sums[COLUMNS];
+        own_values<PARTS>(s.keys[t][0], r, query);
+        state.own_dots(query, sums);
+        state.exchange(sums);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
             if (r == 0) {
-                o[t][own + c] = value[c];
+                s.rows[t][2 * dim + own + c] = sums[c];
             }
         }
+    };
+#pragma unroll 1
+    for (int t = 0; t < rows; t++) {
+        float key[PARTS][OWN], value[COLUMNS];
+        own_values<PARTS>(s.keys[t][1], r, key);
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            value[c] = s.rows[t][2 * dim + own + c];
+        }
+        columns.step(key, value, s.gates[t].x, s.gates[t].y, [](const Columns<PARTS, COLUMNS>&, float) {});
+        put(columns, t);
     }
-    columns.store(d.state.to(portion) + at, own, d.value_dim, d.key_dim, r);
+    columns.each(r, [&](float value, uint32_t c, uint32_t j) { s.state[own + c][j] = value; });
     __syncthreads();
-    for (uint32_t t = warp; t < portion.rows; t += WARPS) {
-        gated_norm(p.gated_norm, o[t], z[t], place(t), lane);
+    float* behind = d.state.to(portion) + at;
+    for (uint32_t c = warp; c < d.value_dim; c += WARPS) {
+        if (4 * lane < dim) {
+            *reinterpret_cast<float4*>(behind + uint64_t(c) * dim + 4 * lane) = *reinterpret_cast<const float4*>(&s.state[c][4 * lane]);
+        }
+    }
+#pragma unroll 1
+    for (int t = warp; t < rows; t += WARPS) {
+        gated_norm(p.gated_norm, s.rows[t] + 2 * dim, s.gamma, s.z[t], place(t), lane);
     }
 }
 
 #define STRATA_FEW(PARTS)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(FEW_THREADS) strata_gdn_few_##PARTS(const __grid_constant__ FewParams p) { \
+    extern "C" __device__ uint32_t strata_gdn_few_##PARTS##_shared = sizeof(FewShared<PARTS>);                         \
+    extern "C" __global__ void __launch_bounds__(FEW_THREADS, 2) strata_gdn_few_##PARTS(const __grid_constant__ FewParams p) { \
         few<PARTS>(p);                                                                                                 \
     }
 STRATA_FEW(1)

@@ -26,15 +26,20 @@ struct GateParams {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct UnitNormParams {
-    x: u64,
     out: u64,
-    stride: u64,
-    count: u32,
     heads: u32,
     dim: u32,
     padded: u32,
     eps: f32,
     scale: f32,
+    padding: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct QkvParams {
+    conv: ConvParams,
+    unit_norm: UnitNormParams,
 }
 
 #[repr(C)]
@@ -47,7 +52,6 @@ struct DeltaParams {
     decay: u64,
     strength: u64,
     out: u64,
-    value_stride: u64,
     key_heads: u32,
     value_heads: u32,
     key_dim: u32,
@@ -71,9 +75,8 @@ struct GatedNormParams {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct FewParams {
-    conv: ConvParams,
+    qkv: QkvParams,
     gates: GateParams,
-    unit_norm: UnitNormParams,
     delta: DeltaParams,
     gated_norm: GatedNormParams,
 }
@@ -81,17 +84,21 @@ struct FewParams {
 /// The kernels.
 pub(crate) struct Gdn {
     gates: Kernel<GateParams>,
-    conv: Kernel<ConvParams>,
+    /// By their most taps.
+    qkv: [(usize, Kernel<QkvParams>); 2],
     pub(crate) history: Kernel<ConvParams>,
-    unit_norm: Kernel<UnitNormParams>,
     delta: [Delta; 4],
     gated_norm: Kernel<GatedNormParams>,
-    few: [(usize, Kernel<FewParams>); 3],
+    /// By the units of a key's padded values; none where a GPU has too little shared memory.
+    few: Vec<(usize, Kernel<FewParams>)>,
 }
 
-/// Rows of a portion, and values of a head, that the kernels for short portions have room for.
+/// Rows of a portion, taps, and values of a head, that the kernels for short portions have room for.
 const FEW_ROWS: usize = 8;
+const FEW_TAPS: usize = 4;
 const FEW_VALUES: usize = 128;
+/// Rows that a block of threads walks in the convolution.
+const WALK: usize = 64;
 
 /// The delta rule for keys of up to 32 values times `parts`; a block of threads, one warp, has `columns` state columns.
 struct Delta {
@@ -109,24 +116,30 @@ impl Gdn {
         let few = |parts: usize| -> Result<_, DriverError> {
             Ok((parts, module.kernel(&format!("strata_gdn_few_{parts}"))?))
         };
+        let few_parts: &[usize] = if context.device().capability < (8, 0) { &[] } else { &[1, 2, 4] };
+        let qkv = |taps: usize| -> Result<_, DriverError> {
+            Ok((taps, module.kernel(&format!("strata_gdn_qkv_{taps}"))?))
+        };
         Ok(Gdn {
             gates: module.kernel("strata_gdn_gates")?,
-            conv: module.kernel("strata_gdn_conv")?,
+            qkv: [qkv(4)?, qkv(8)?],
             history: module.kernel("strata_history")?,
-            unit_norm: module.kernel("strata_unit_norm")?,
             delta: [delta(1, 12)?, delta(2, 12)?, delta(4, 12)?, delta(8, 4)?],
             gated_norm: module.kernel("strata_gated_norm")?,
-            few: [few(1)?, few(2)?, few(4)?],
+            few: few_parts.iter().map(|parts| few(*parts)).collect::<Result<_, _>>()?,
         })
     }
 }
 
 /// Whether there is a kernel for these heads.
 pub(crate) fn check(g: &GdnShape) -> Result<(), BackendError> {
-    if g.key_dim <= 256 {
-        return Ok(());
+    if g.key_dim > 256 {
+        return Err(failed(format!("GDN keys of {} values; at most 256 can be run", g.key_dim)));
     }
-    Err(failed(format!("GDN keys of {} values; at most 256 can be run", g.key_dim)))
+    if g.conv_kernel > 8 {
+        return Err(failed(format!("{} GDN convolution taps; at most 8 can be run", g.conv_kernel)));
+    }
+    Ok(())
 }
 
 /// Values of a normed key with the zeros behind them: units of 32, a power of two of them.
@@ -137,9 +150,9 @@ fn padded(g: &GdnShape) -> usize {
 /// What the op needs while it runs.
 pub(crate) struct Room {
     qkv: DeviceSlice<f32>,
-    conv: DeviceSlice<f32>,
-    /// Queries and keys, normed.
+    /// Queries and keys, normed; values.
     keys: DeviceSlice<f32>,
+    values: DeviceSlice<f32>,
     z: DeviceSlice<f32>,
     decay: DeviceSlice<f32>,
     strength: DeviceSlice<f32>,
@@ -154,8 +167,8 @@ impl Room {
         let o = room.take(rows * values);
         Room {
             qkv: room.take(rows * channels),
-            conv: room.take(rows * channels),
             keys: room.take(rows * g.key_heads * 2 * padded(g)),
+            values: room.take(rows * values),
             z: room.take(rows * values),
             decay: room.take(rows * g.value_heads),
             strength: room.take(rows * g.value_heads),
@@ -212,26 +225,26 @@ impl CudaBackend {
             count: (rows * heads) as u32,
             heads: heads as u32,
         };
-        let unit_norm = UnitNormParams {
-            x: room.conv.address(),
-            out: room.keys.address(),
-            stride: channels as u64,
-            count: (rows * 2 * g.key_heads) as u32,
-            heads: g.key_heads as u32,
-            dim: g.key_dim as u32,
-            padded: padded(&g) as u32,
-            eps,
-            scale: math::rsqrt(g.key_dim as f32),
+        let qkv_params = |round: &Round| QkvParams {
+            conv: conv.params(state, round, room.values.address()),
+            unit_norm: UnitNormParams {
+                out: room.keys.address(),
+                heads: g.key_heads as u32,
+                dim: g.key_dim as u32,
+                padded: padded(&g) as u32,
+                eps,
+                scale: math::rsqrt(g.key_dim as f32),
+                padding: 0,
+            },
         };
         let delta = |round: &Round| DeltaParams {
             state,
             portions: round.portions.address(),
             keys: room.keys.address(),
-            values: room.conv.range(channels - values..channels).address(),
+            values: room.values.address(),
             decay: room.decay.address(),
             strength: room.strength.address(),
             out: o.address(),
-            value_stride: channels as u64,
             key_heads: g.key_heads as u32,
             value_heads: heads as u32,
             key_dim: g.key_dim as u32,
@@ -249,51 +262,50 @@ impl CudaBackend {
         };
         let kernels = &self.kernels.gdn;
         let few = kernels.few.iter().find(|(parts, _)| parts * 32 == padded(&g));
-        // Behind a cut a portion's history is read and written in one version: there it is advanced behind whoever reads it.
-        let few = few.filter(|_| {
-            window.rounds.len() == 1 && window.rounds[0].longest <= FEW_ROWS && g.value_dim <= FEW_VALUES
-        });
+        let fits = || {
+            let aligned = |n: usize| n.is_multiple_of(4);
+            aligned(g.key_dim)
+                && aligned(g.value_dim)
+                && aligned(self.state.layers[usize::from(layer.0)].floats)
+                && g.value_dim <= FEW_VALUES
+                && g.conv_kernel <= FEW_TAPS
+        };
+        // Behind a cut a history is read and written in one version: there it is advanced behind whoever reads it.
+        let few = few.filter(|_| window.rounds.len() == 1 && window.rounds[0].longest <= FEW_ROWS && fits());
         if let Some((_, few)) = few {
             let round = &window.rounds[0];
-            let p = FewParams {
-                conv: conv.params(state, round, room.conv.address()),
-                gates,
-                unit_norm,
-                delta: delta(round),
-                gated_norm,
-            };
+            let p = FewParams { qkv: qkv_params(round), gates, delta: delta(round), gated_norm };
             let grid = Grid { blocks: [heads as u32, round.portions.len() as u32, 1], threads: 512 };
-            // SAFETY: as below.
+            // SAFETY: the rows are the window's, the state is as large as `Spec` says, and each portion is of another sequence.
             unsafe { few.launch(&self.stream, grid, &p) }.map_err(Failed::from)?;
             self.save(layer, round, 0..state_floats + history)?;
         } else {
-            let heads_of_rows = |count: usize| Grid::threads(count * 32, 128);
             // SAFETY: both have a value per row and head.
             unsafe { kernels.gates.launch(&self.stream, Grid::threads(rows * heads, 128), &gates) }
                 .map_err(Failed::from)?;
-            for round in &window.rounds {
-                let p = conv.params(state, round, room.conv.address());
-                // SAFETY: rows and output are `[rows][channels]`, and the portions lie in them.
-                unsafe { kernels.conv.launch(&self.stream, conv.grid(round), &p) }.map_err(Failed::from)?;
-                self.advance(&conv, state, round)?;
-                self.save(layer, round, state_floats..state_floats + history)?;
-            }
-            let warps = heads_of_rows(rows * 2 * g.key_heads);
-            // SAFETY: queries and keys are the first channels of every row.
-            unsafe { kernels.unit_norm.launch(&self.stream, warps, &unit_norm) }.map_err(Failed::from)?;
+            let by_taps = kernels.qkv.iter().find(|(taps, _)| *taps >= g.conv_kernel);
             let by_parts = kernels.delta.iter().find(|delta| delta.parts * 32 == padded(&g));
-            let Delta { kernel, columns, .. } = by_parts.expect("checked when the backend was described");
+            let (Some((_, make_qkv)), Some(Delta { kernel, columns, .. })) = (by_taps, by_parts) else {
+                return Err(failed("a GDN op that was checked when the backend was described"));
+            };
             for round in &window.rounds {
-                let columns = g.value_dim.div_ceil(*columns);
-                let blocks = [columns as u32, heads as u32, round.portions.len() as u32];
+                let portions = round.portions.len() as u32;
+                let threads = g.key_dim.next_multiple_of(32);
+                let groups = 2 * g.key_heads + values.div_ceil(threads);
+                let blocks = [groups as u32, round.longest.div_ceil(WALK) as u32, portions];
+                let grid = Grid { blocks, threads: threads as u32 };
+                // SAFETY: rows, keys and values have a row for each of the window's, and the portions lie in them.
+                unsafe { make_qkv.launch(&self.stream, grid, &qkv_params(round)) }.map_err(Failed::from)?;
+                self.advance(&conv, state, round)?;
+                let blocks = [g.value_dim.div_ceil(*columns) as u32, heads as u32, portions];
                 // SAFETY: the state is as large as `Spec` says; the portions of a round are of different sequences.
                 unsafe { kernel.launch(&self.stream, Grid { blocks, threads: 32 }, &delta(round)) }
                     .map_err(Failed::from)?;
-                self.save(layer, round, 0..state_floats)?;
+                self.save(layer, round, 0..state_floats + history)?;
             }
+            let warps = Grid::threads(rows * heads * 32, 128);
             // SAFETY: both are `[rows][value_heads][value_dim]`.
-            unsafe { kernels.gated_norm.launch(&self.stream, heads_of_rows(rows * heads), &gated_norm) }
-                .map_err(Failed::from)?;
+            unsafe { kernels.gated_norm.launch(&self.stream, warps, &gated_norm) }.map_err(Failed::from)?;
         }
         self.settle(&room.output, gated_norm.quantised, any_blocks(&[out]))?;
         self.product(&out, &room.output, y)?;
