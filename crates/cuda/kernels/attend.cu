@@ -5,11 +5,12 @@
 
 namespace strata {
 
-constexpr int THREADS = 256, WARPS = THREADS / WARP;
-/// Keys that a warp has at once.
+/// Of the blocks of threads that score, and that gather: a warp for each of sixteen query heads.
+constexpr int WEIGHERS = 128, GATHERERS = 512;
+/// Keys that a warp scores at once.
 constexpr int AT_ONCE = 4;
 
-/// Scores. `PARTS` is the most values of a head in a lane. Grid: 32 keys, key/value heads, rows.
+/// Scores. `PARTS` is the most values of a head in a lane. Grid: 16 keys, key/value heads, rows.
 template <class T, int PARTS>
 __device__ void weigh(const AttendParams& p) {
     constexpr int HEADS = 4;
@@ -18,16 +19,17 @@ __device__ void weigh(const AttendParams& p) {
     const Row row = a.rows[blockIdx.z];
     const uint32_t visible = row.position + 1, kv_head = blockIdx.y, group = a.heads / a.kv_heads, all = attended(a, visible);
     const int thread = threadIdx.x, lane = thread % WARP;
+    constexpr int WARPS = WEIGHERS / WARP;
     const uint32_t first = (blockIdx.x * WARPS + thread / WARP) * AT_ONCE;
     if (blockIdx.x * WARPS * AT_ONCE >= all) {
         return;
     }
     const uint32_t* chosen = p.chosen + uint64_t(blockIdx.z) * (a.block > 0 ? a.budget / a.block : 0);
+    const uint32_t at = position_of(a, chosen, a.chooses(visible), visible, min(first + lane % AT_ONCE, all - 1));
     T keys[AT_ONCE][PARTS];
 #pragma unroll
     for (int c = 0; c < AT_ONCE; c++) {
-        const uint32_t at = position_of(a, chosen, a.chooses(visible), visible, min(first + c, all - 1));
-        const T* from = a.keys<T>(row.slot, at) + kv_head * a.dim;
+        const T* from = a.keys<T>(row.slot, __shfl_sync(ALL, at, c)) + kv_head * a.dim;
 #pragma unroll
         for (int j = 0; j < PARTS; j++) {
             keys[c][j] = lane + WARP * j < a.dim ? from[lane + WARP * j] : T(0);
@@ -35,9 +37,13 @@ __device__ void weigh(const AttendParams& p) {
     }
     const uint64_t head = uint64_t(blockIdx.z) * a.heads + kv_head * group;
     const float* queries = p.queries + head * 2 * a.dim;
-#pragma unroll 4
-    for (uint32_t i = thread; i < group * a.dim; i += THREADS) {
-        staged[i / a.dim][i % a.dim] = queries[uint64_t(i / a.dim) * 2 * a.dim + i % a.dim];
+#pragma unroll 3
+    for (uint32_t h = thread / WARP; h < group; h += WARPS) {
+#pragma unroll
+        for (int j = 0; j < PARTS; j++) {
+            const uint32_t at = lane + WARP * j;
+            staged[h][at] = at < a.dim ? queries[uint64_t(h) * 2 * a.dim + at] : 0.0f;
+        }
     }
     __syncthreads();
     float x[AT_ONCE][PARTS];
@@ -49,6 +55,7 @@ __device__ void weigh(const AttendParams& p) {
         }
     }
     const float scale = rsqrt(float(a.dim));
+#pragma unroll 1
     for (uint32_t h = 0; h < group; h += HEADS) {
         float acc[HEADS * AT_ONCE] = {};
 #pragma unroll
@@ -56,11 +63,10 @@ __device__ void weigh(const AttendParams& p) {
             const uint32_t at = lane + WARP * j;
 #pragma unroll
             for (int n = 0; n < HEADS; n++) {
-                const float q = staged[min(h + n, group - 1)][at];
+                const float q = staged[h + n][at];
 #pragma unroll
                 for (int c = 0; c < AT_ONCE; c++) {
-                    float& sum = acc[n * AT_ONCE + c];
-                    sum = at < a.dim ? fma(x[c][j], q, sum) : sum;
+                    acc[n * AT_ONCE + c] = fma(x[c][j], q, acc[n * AT_ONCE + c]);
                 }
             }
         }
@@ -83,16 +89,6 @@ struct Gathering {
     bool last;
 };
 
-/// A head's result: `acc / sum * sigmoid(gate)`.
-__device__ inline void finish(const AttendParams& p, uint64_t head, uint32_t j, float acc, float sum) {
-    if (j < p.a.dim) {
-        const float gate = p.queries[(head * 2 + 1) * p.a.dim + j];
-        const float value = __fdiv_rn(acc, sum) * sigmoid(gate);
-        p.out[head * p.a.dim + j] = value;
-        p.quantised.put(value, head * p.a.dim + j);
-    }
-}
-
 /// Attends to a chunk. Grid: chunks, key/value heads and slices, rows.
 template <class T>
 __device__ void gather(const AttendParams& p) {
@@ -109,34 +105,41 @@ __device__ void gather(const AttendParams& p) {
     const uint32_t keys = min(uint32_t(CHUNK), all - first);
     const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
     const uint32_t* chosen = p.chosen + uint64_t(blockIdx.z) * (a.block > 0 ? a.budget / a.block : 0);
-    static_assert(CHUNK == THREADS);
-    shared.positions[thread] = position_of(a, chosen, a.chooses(visible), visible, min(first + thread, all - 1));
+    // A warp weighs the keys of a head: its scores are on their way first.
+    const uint64_t head = uint64_t(blockIdx.z) * a.heads + kv_head * group;
+    float scores[CHUNK / WARP];
+#pragma unroll
+    for (int i = 0; i < CHUNK / WARP; i++) {
+        const bool is = warp < group && i * WARP + lane < keys;
+        scores[i] = is ? p.scores[(head + warp) * p.span + first + i * WARP + lane] : from_bits(0xff800000u);
+    }
+    if (thread < CHUNK) {
+        shared.positions[thread] = position_of(a, chosen, a.chooses(visible), visible, min(first + thread, all - 1));
+    }
     __syncthreads();
     // The values are under way while the exponentials are computed.
     const uint32_t width = min(uint32_t(WARP), a.dim - slice * WARP);
     const T* values = a.value_rows<T>(row.slot, 0) + kv_head * a.dim + slice * WARP;
     const uint64_t stride = uint64_t(a.kv_heads) * a.dim;
-    if (a.dim % (16 / sizeof(T)) == 0) {
-        const uint32_t pieces = width * sizeof(T) / 16;
-        for (uint32_t i = thread; i < keys * pieces; i += THREADS) {
-            const uint32_t key = i / pieces, piece = i % pieces;
+    if (a.dim * sizeof(T) % 16 == 0 && a.values % 16 == 0 && a.stride % 16 == 0) {
+        constexpr uint32_t PIECES = WARP * sizeof(T) / 16;
+#pragma unroll 1
+        for (uint32_t i = thread; i < keys * PIECES; i += GATHERERS) {
+            const uint32_t key = i / PIECES, piece = i % PIECES;
             const uint32_t to = uint32_t(__cvta_generic_to_shared(shared.values[key])) + piece * 16;
-            copy16(to, reinterpret_cast<const uint8_t*>(values + shared.positions[key] * stride) + piece * 16);
+            if (piece * 16 < width * sizeof(T)) {
+                copy16(to, reinterpret_cast<const uint8_t*>(values + shared.positions[key] * stride) + piece * 16);
+            }
         }
     } else {
-        for (uint32_t i = thread; i < keys * width; i += THREADS) {
+#pragma unroll 1
+        for (uint32_t i = thread; i < keys * width; i += GATHERERS) {
             shared.values[i / width][i % width] = values[shared.positions[i / width] * stride + i % width];
         }
     }
     close_group();
-    const uint64_t head = uint64_t(blockIdx.z) * a.heads + kv_head * group;
-    for (uint32_t h = warp; h < group; h += WARPS) {
-        const float* from = p.scores + (head + h) * p.span + first + lane;
-        float scores[CHUNK / WARP], most = from_bits(0xff800000u), sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < CHUNK / WARP; i++) {
-            scores[i] = i * WARP + lane < keys ? from[i * WARP] : from_bits(0xff800000u);
-        }
+    if (warp < group) {
+        float most = from_bits(0xff800000u), sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < CHUNK / WARP; i++) {
             most = fmaxf(most, scores[i]);
@@ -147,24 +150,27 @@ __device__ void gather(const AttendParams& p) {
 #pragma unroll
         for (int i = 0; i < CHUNK / WARP; i++) {
             const float e = exp(scores[i] - most);
-            shared.weights[h][i * WARP + lane] = e;
+            shared.weights[warp][i * WARP + lane] = e;
             sum = i * WARP + lane < keys ? sum + e : sum;
         }
         sum = fold(sum);
         if (lane == 0) {
-            shared.largest[h] = most, shared.sums[h] = sum;
+            shared.largest[warp] = most, shared.sums[warp] = sum;
         }
     }
     close_group();
     all_but_the_latest();
     __syncthreads();
-    float* partials = p.partials + slice * (2 + WARP) + head * p.chunks * slices * (2 + WARP);
-    const uint64_t per_chunk = uint64_t(slices) * (2 + WARP), per_head = p.chunks * per_chunk;
+    const uint64_t per_chunk = uint64_t(slices) * (2 + WARP);
+    const auto partial = [&](uint32_t h, uint32_t chunk) {
+        return p.partials + ((head + h) * p.chunks + chunk) * per_chunk + slice * (2 + WARP);
+    };
     constexpr int HEADS = 2;
-    for (uint32_t h = warp * HEADS; h < group; h += WARPS * HEADS) {
+    if (warp * HEADS < group) {
+        const uint32_t h = warp * HEADS;
         float acc[HEADS] = {};
         uint32_t key = 0;
-#pragma unroll 2
+#pragma unroll 4
         for (; key + 4 <= keys; key += 4) {
             const float4 e = *reinterpret_cast<const float4*>(shared.weights[h] + key);
             const float4 f = *reinterpret_cast<const float4*>(shared.weights[h + 1] + key);
@@ -175,16 +181,15 @@ __device__ void gather(const AttendParams& p) {
             acc[0] = fma(e.z, x[2], acc[0]), acc[1] = fma(f.z, x[2], acc[1]);
             acc[0] = fma(e.w, x[3], acc[0]), acc[1] = fma(f.w, x[3], acc[1]);
         }
+#pragma unroll 1
         for (; key < keys; key++) {
             const float x = stored(&shared.values[key][lane]);
             acc[0] = fma(shared.weights[h][key], x, acc[0]), acc[1] = fma(shared.weights[h + 1][key], x, acc[1]);
         }
 #pragma unroll
         for (int n = 0; n < HEADS; n++) {
-            if (h + n < group && chunks == 1) {
-                finish(p, head + h + n, slice * WARP + lane, acc[n], shared.sums[h + n]);
-            } else if (h + n < group) {
-                float* to = partials + (h + n) * per_head + blockIdx.x * per_chunk;
+            if (h + n < group) {
+                float* to = partial(h + n, blockIdx.x);
                 to[2 + lane] = acc[n];
                 if (lane == 0) {
                     to[0] = shared.largest[h + n], to[1] = shared.sums[h + n];
@@ -192,54 +197,58 @@ __device__ void gather(const AttendParams& p) {
             }
         }
     }
-    if (chunks == 1) {
-        return;
-    }
     __threadfence();
     __syncthreads();
     if (thread == 0) {
         shared.last = atomicAdd(p.done + uint64_t(blockIdx.z) * a.kv_heads * slices + blockIdx.y, 1u) == chunks - 1;
     }
     __syncthreads();
-    if (!shared.last) {
+    if (!shared.last || warp >= group) {
         return;
     }
+    // The last one merges the chunks in order, a warp a head: first each lane has a chunk's factors, then a value.
     __threadfence();
-    for (uint32_t h = warp; h < group; h += WARPS) {
-        constexpr int BEHIND = 8;
-        const float* from = partials + h * per_head;
-        float largest = __ldcg(from), sum = __ldcg(from + 1), acc = __ldcg(from + 2 + lane);
-        for (uint32_t c = 1; c < chunks; c += BEHIND) {
-            float chunk[BEHIND][3];
-#pragma unroll
-            for (int i = 0; i < BEHIND; i++) {
-                const float* at = from + min(c + i, chunks - 1) * per_chunk;
-                chunk[i][0] = __ldcg(at), chunk[i][1] = __ldcg(at + 1), chunk[i][2] = __ldcg(at + 2 + lane);
-            }
-#pragma unroll
-            for (int i = 0; i < BEHIND; i++) {
-                if (c + i < chunks) {
-                    const float most = chunk[i][0] > largest ? chunk[i][0] : largest;
-                    const float before = exp(largest - most), now = exp(chunk[i][0] - most);
-                    largest = most;
-                    sum = fma(sum, before, chunk[i][1] * now);
-                    acc = fma(acc, before, chunk[i][2] * now);
-                }
-            }
+    const uint32_t j = slice * WARP + lane;
+    const float gate = j < a.dim ? p.queries[((head + warp) * 2 + 1) * a.dim + j] : 0.0f;
+    float largest = from_bits(0xff800000u), sum = 0.0f, acc = 0.0f;
+#pragma unroll 1
+    for (uint32_t done = 0; done < chunks; done += WARP) {
+        const float* from = partial(warp, min(done + lane, chunks - 1));
+        const float own = from[0], own_sum = from[1];
+        float most = fmaxf(own, largest);
+        for (int width = 1; width < WARP; width *= 2) {
+            const float other = __shfl_up_sync(ALL, most, width);
+            most = lane >= width ? fmaxf(most, other) : most;
         }
-        finish(p, head + h, slice * WARP + lane, acc, sum);
+        float behind = __shfl_up_sync(ALL, most, 1);
+        behind = lane == 0 ? largest : behind;
+        const float before = exp(behind - most), now = exp(own - most);
+        largest = __shfl_sync(ALL, most, WARP - 1);
+#pragma unroll 4
+        for (uint32_t i = 0; i < min(uint32_t(WARP), chunks - done); i++) {
+            const float value = partial(warp, done + i)[2 + lane], of_chunk = __shfl_sync(ALL, own_sum, i);
+            const float b = __shfl_sync(ALL, before, i), n = __shfl_sync(ALL, now, i);
+            const bool first = done + i == 0;
+            sum = first ? of_chunk : fma(sum, b, of_chunk * n);
+            acc = first ? value : fma(acc, b, value * n);
+        }
+    }
+    if (j < a.dim) {
+        const float value = __fdiv_rn(acc, sum) * sigmoid(gate);
+        p.out[(head + warp) * a.dim + j] = value;
+        p.quantised.put(value, (head + warp) * a.dim + j);
     }
 }
 
 #define STRATA_ATTEND(T, NAME)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) strata_weigh_##NAME##_128(const __grid_constant__ AttendParams p) {   \
+    extern "C" __global__ void __launch_bounds__(WEIGHERS) strata_weigh_##NAME##_128(const __grid_constant__ AttendParams p) {   \
         weigh<T, 4>(p);                                                                                                         \
     }                                                                                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS) strata_weigh_##NAME##_256(const __grid_constant__ AttendParams p) {   \
+    extern "C" __global__ void __launch_bounds__(WEIGHERS) strata_weigh_##NAME##_256(const __grid_constant__ AttendParams p) {   \
         weigh<T, 8>(p);                                                                                                         \
     }                                                                                                                           \
     extern "C" __device__ uint32_t strata_gather_##NAME##_shared = sizeof(Gathering<T>);                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS) strata_gather_##NAME(const __grid_constant__ AttendParams p) {        \
+    extern "C" __global__ void __launch_bounds__(GATHERERS) strata_gather_##NAME(const __grid_constant__ AttendParams p) {        \
         gather<T>(p);                                                                                                           \
     }
 STRATA_ATTEND(float, f32)

@@ -13,11 +13,14 @@ struct ChooseParams {
     uint64_t most;
     /// `[rows][budget / block]`: the chosen blocks, ascending.
     uint32_t* chosen;
-    /// `[rows]`, of few rows: blocks of threads that have scored; zeros before.
+    /// `[rows]`: blocks of threads that have scored; zeros before.
     uint32_t* done;
+    /// `[rows][2048]`: how many scores there are by their first digit, zeros before; null where whoever selects counts.
+    uint32_t* counts;
 };
 
-constexpr int DIGITS = 2048;
+/// Scores are not negative, so their bits are in their order; digits of 11, 11 and 10 of them.
+constexpr int DIGITS = 2048, FIRST_DIGIT = 21;
 constexpr int MOST_SELECTORS = 1024;
 
 struct Selecting {
@@ -35,31 +38,41 @@ __device__ inline uint32_t before_lane(uint32_t own, int lane) {
     return sum - own;
 }
 
-/// The blocks with the largest scores, ascending; ties to the lower block. By a block of threads: the least chosen score digit by digit, then
-/// a pass in order, a stretch of the blocks a warp.
+/// The blocks with the largest scores, ascending; ties to the lower block. By a block of threads, a stretch of the blocks a warp: the least
+/// chosen score digit by digit, then a pass in order.
 template <int SELECTORS>
 __device__ void select(const ChooseParams& p, uint32_t r, Selecting& shared) {
     const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
     const uint32_t blocks = (p.a.rows[r].position + 1) / p.a.block, kept = p.a.budget / p.a.block;
-    // Scores are not negative, so their bits are in their order.
     const uint32_t* scores = reinterpret_cast<const uint32_t*>(p.scores + r * p.most);
+    const uint32_t rounds = (blocks + SELECTORS - 1) / SELECTORS, first = warp * rounds * WARP + lane;
+    const uint32_t end = min(blocks, (warp + 1) * rounds * WARP);
+    // Calls `use(block, score, whether there is one)` in order, by all lanes together. Short code: it runs cold.
+    const auto each = [&](auto use) {
+#pragma unroll 4
+        for (uint32_t i = 0; i < rounds; i++) {
+            const uint32_t b = first + i * WARP;
+            use(b, b < end ? scores[b] : 0, b < end);
+        }
+    };
     uint32_t prefix = 0, left = kept;
-    constexpr int SHIFTS[] = {21, 10, 0}, ENDS[] = {32, 21, 10};
-#pragma unroll
+#pragma unroll 1
     for (int pass = 0; pass < 3; pass++) {
-        const int shift = SHIFTS[pass], end = ENDS[pass];
+        const int shift = pass == 0 ? FIRST_DIGIT : pass == 1 ? 10 : 0, end = pass == 0 ? 32 : pass == 1 ? FIRST_DIGIT : 10;
+        const uint32_t upper = pass == 0 ? 0 : 0xffffffffu << end % 32;
+        const bool counted = pass == 0 && p.counts != nullptr;
         for (int i = thread; i < DIGITS; i += SELECTORS) {
-            shared.digits[i] = 0;
+            shared.digits[i] = counted ? __ldcg(p.counts + uint64_t(r) * DIGITS + i) : 0;
         }
         __syncthreads();
-#pragma unroll 8
-        for (uint32_t b = thread; b < blocks; b += SELECTORS) {
-            const uint32_t score = __ldcg(scores + b);
-            if (pass == 0 || score >> end == prefix >> end) {
-                atomicAdd(shared.digits + (score >> shift & ((1u << (end - shift)) - 1)), 1u);
-            }
+        if (!counted) {
+            each([&](uint32_t, uint32_t score, bool is) {
+                if (is && ((score ^ prefix) & upper) == 0) {
+                    atomicAdd(shared.digits + (score >> shift & ((1u << (end - shift)) - 1)), 1u);
+                }
+            });
+            __syncthreads();
         }
-        __syncthreads();
         // A thread has some digits in a row, the largest first.
         constexpr int OWN = DIGITS / SELECTORS;
         uint32_t own = 0;
@@ -86,14 +99,11 @@ __device__ void select(const ChooseParams& p, uint32_t r, Selecting& shared) {
         prefix = shared.prefix, left = shared.left;
     }
     // `left` blocks have the least chosen score.
-    const uint32_t stretch = (blocks + SELECTORS - 1) / SELECTORS * WARP, first = warp * stretch, end = min(blocks, first + stretch);
     uint32_t chosen = 0, tied = 0;
-#pragma unroll 8
-    for (uint32_t b = first + lane; b < end; b += WARP) {
-        const uint32_t score = __ldcg(scores + b);
-        chosen += score > prefix;
-        tied += score == prefix;
-    }
+    each([&](uint32_t, uint32_t score, bool is) {
+        chosen += is && score > prefix;
+        tied += is && score == prefix;
+    });
     for (int width = WARP / 2; width > 0; width /= 2) {
         chosen += __shfl_xor_sync(ALL, chosen, width), tied += __shfl_xor_sync(ALL, tied, width);
     }
@@ -106,16 +116,16 @@ __device__ void select(const ChooseParams& p, uint32_t r, Selecting& shared) {
         written += shared.chosen[w] + min(shared.tied[w], left - min(left, rank));
         rank += shared.tied[w];
     }
-    for (uint32_t from = first; from < end; from += WARP) {
-        const uint32_t b = from + lane, score = b < end ? __ldcg(scores + b) : 0;
-        const uint32_t lower = (1u << lane) - 1, ties = __ballot_sync(ALL, b < end && score == prefix);
-        const bool takes = b < end && (score > prefix || (score == prefix && rank + __popc(ties & lower) < left));
+    const uint32_t lower = (1u << lane) - 1;
+    each([&](uint32_t b, uint32_t score, bool is) {
+        const uint32_t ties = __ballot_sync(ALL, is && score == prefix);
+        const bool takes = is && (score > prefix || (score == prefix && rank + __popc(ties & lower) < left));
         const uint32_t taken = __ballot_sync(ALL, takes);
         if (takes) {
             p.chosen[uint64_t(r) * kept + written + __popc(taken & lower)] = b;
         }
         written += __popc(taken), rank += __popc(ties);
-    }
+    });
 }
 
 /// Scores of all blocks that a row sees: a sum over index heads, ascending, of what is positive of their dots. A warp some blocks at a time;
@@ -153,7 +163,7 @@ __device__ void choose(const ChooseParams& p) {
                 const float q = at < a.index_dim ? queries[h * a.index_dim + at] : 0.0f;
 #pragma unroll
                 for (int c = 0; c < AT_ONCE; c++) {
-                    acc[c] = at < a.index_dim ? fma(x[c][j], q, acc[c]) : acc[c];
+                    acc[c] = fma(x[c][j], q, acc[c]);
                 }
             }
             sum = sum + fmaxf(fold_many(acc, lane), 0.0f);
@@ -161,6 +171,9 @@ __device__ void choose(const ChooseParams& p) {
         const uint32_t own = b + folded<AT_ONCE>(lane);
         if (lane % (WARP / AT_ONCE) == 0 && own < blocks) {
             p.scores[blockIdx.y * p.most + own] = sum;
+            if (p.counts != nullptr) {
+                atomicAdd(p.counts + uint64_t(blockIdx.y) * DIGITS + (to_bits(sum) >> FIRST_DIGIT), 1u);
+            }
         }
     }
     __threadfence();

@@ -72,6 +72,9 @@ __device__ void prepare(const PrepareParams& p) {
         return;
     }
     const Row row = a.rows[r];
+    for (uint32_t i = head * WARP + lane; i < p.counters; i += all * WARP) {
+        p.counts[uint64_t(r) * p.counters + i] = 0;
+    }
     // What is normed: where it comes from and where it goes, in place or to the cache.
     float* x = staged[threadIdx.x / WARP];
     const float *from = nullptr, *gamma;
@@ -94,9 +97,6 @@ __device__ void prepare(const PrepareParams& p) {
         from = in_place = p.index_queries + (uint64_t(r) * a.index_heads + head) * a.index_dim;
         dim = a.index_dim, gamma = p.index_query_gamma;
     } else {
-        for (uint32_t i = lane; i < p.counters; i += WARP) {
-            p.counts[uint64_t(r) * p.counters + i] = 0;
-        }
         if (a.block == 0) {
             return;
         }
@@ -110,19 +110,42 @@ __device__ void prepare(const PrepareParams& p) {
         }
         // Tokens of the block that are in this window may not be in the cache yet: they are read as it will store them.
         position = row.position + 1 - a.block, dim = a.index_dim, gamma = p.index_key_gamma;
-        for (uint32_t j = lane; j < dim; j += WARP) {
-            float sum = 0.0f;
-            for (uint32_t i = 0; i < a.block; i++) {
-                const uint32_t back = a.block - 1 - i;
-                T key;
-                if (back <= r && a.rows[r - back].slot == row.slot && a.rows[r - back].position == position + i) {
-                    store(&key, p.raw[uint64_t(r - back) * dim + j]);
-                } else {
-                    key = a.raw_keys<T>(row.slot, position + i)[j];
-                }
-                sum = sum + stored(&key);
+        uint32_t here = 0;
+        for (uint32_t back = lane; back < a.block && back <= r; back += WARP) {
+            const Row other = a.rows[r - back];
+            here += other.slot == row.slot && other.position + back == row.position;
+        }
+        for (int width = WARP / 2; width > 0; width /= 2) {
+            here += __shfl_xor_sync(ALL, here, width);
+        }
+        constexpr int PARTS = WIDEST / WARP;
+        float sums[PARTS] = {};
+        const T* before = a.raw_keys<T>(row.slot, position);
+#pragma unroll 2
+        for (uint32_t i = 0; i < a.block - here; i++) {
+#pragma unroll
+            for (int n = 0; n < PARTS; n++) {
+                const uint32_t j = lane + WARP * n;
+                sums[n] = j < dim ? sums[n] + stored(before + i * dim + j) : 0.0f;
             }
-            x[j] = __fdiv_rn(sum, float(a.block));
+        }
+#pragma unroll 2
+        for (uint32_t back = here; back > 0; back--) {
+#pragma unroll
+            for (int n = 0; n < PARTS; n++) {
+                const uint32_t j = lane + WARP * n;
+                if (j < dim) {
+                    T key;
+                    store(&key, p.raw[uint64_t(r - (back - 1)) * dim + j]);
+                    sums[n] = sums[n] + stored(&key);
+                }
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < PARTS; n++) {
+            if (lane + WARP * n < dim) {
+                x[lane + WARP * n] = __fdiv_rn(sums[n], float(a.block));
+            }
         }
         to = a.pooled_keys<T>(row.slot, position / a.block);
     }

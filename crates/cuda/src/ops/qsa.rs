@@ -17,6 +17,8 @@ const CHUNK: usize = 256;
 const SLICE: usize = 32;
 /// Bytes that scores of blocks may take, and those that scores of keys and partial results may.
 const ROOM: usize = 96 << 20;
+/// Values of a score's first digit. Twin: `DIGITS` in `kernels/choose.cu`.
+const DIGITS: usize = 2048;
 /// Heads and values of the index queries that many rows score together.
 const INDEX_MANY: [usize; 2] = [4, 128];
 /// The kernels for many rows: the most query heads of a key/value head, and the width of a head.
@@ -72,6 +74,7 @@ struct ChooseParams {
     most: u64,
     chosen: u64,
     done: u64,
+    counts: u64,
 }
 
 #[repr(C)]
@@ -132,7 +135,8 @@ impl Qsa {
     pub(crate) fn new(context: &Context) -> Result<Qsa, OpError> {
         let modules = [module(context, "qsa")?, module(context, "choose")?, module(context, "attend")?];
         let many = module(context, "attend_many")?;
-        let attend_many = MANY.iter().map(|(group, dim)| many.kernel(&format!("strata_attend_many_{group}_{dim}")));
+        let attend_many =
+            MANY.iter().map(|(group, dim)| many.kernel(&format!("strata_attend_many_{group}_{dim}")));
         Ok(Qsa {
             processors: context.device().processors as usize,
             f32: Stored::new(&modules, "f32")?,
@@ -148,7 +152,9 @@ impl Qsa {
 fn attends_many(spec: &Spec, q: &QsaShape) -> Option<usize> {
     let group = q.heads / q.kv_heads;
     let fits = |&(most, dim): &(usize, usize)| group <= most && q.head_dim == dim;
-    MANY.iter().position(fits).filter(|_| spec.kv == KvFormat::F16)
+    // Keys are copied by 16 bytes, also those of a sequence behind another.
+    let aligned = spec.kv == KvFormat::F16 && q.index_dim.is_multiple_of(8);
+    MANY.iter().position(fits).filter(|_| aligned)
 }
 
 /// What the op needs while it runs.
@@ -159,7 +165,8 @@ pub(crate) struct Room {
     index_q: DeviceSlice<f32>,
     index_k: DeviceSlice<f32>,
     output: Input,
-    /// Per row: blocks of threads that are done with a slice of a key/value head, and with its choice.
+    /// Per row: blocks of threads that are done with a slice of a key/value head, and with its choice; of few rows also how many scores
+    /// there are by their first digit.
     counts: DeviceSlice<u32>,
     chosen: DeviceSlice<u32>,
     /// Rows that choose at once, and scores of all their blocks.
@@ -210,7 +217,7 @@ impl Room {
             index_q: room.take(rows * q.index_heads * q.index_dim),
             index_k: room.take(rows * q.index_dim),
             output: Input::new(attended, heads, rows, room),
-            counts: room.take(rows * (slices(q) + 1)),
+            counts: room.take(rows * (slices(q) + 1) + rows.min(MOST_ROWS) * DIGITS),
             chosen: room.take(rows * kept),
             choosing,
             block_scores: room.take(choosing * most),
@@ -284,14 +291,14 @@ impl CudaBackend {
         let stored = if self.spec.kv == KvFormat::F16 { &kernels.f16 } else { &kernels.f32 };
         let stream = &self.stream;
         let (q_norm, k_norm, iq_norm, ik_norm) = (q_norm?, k_norm?, iq_norm?, ik_norm?);
-        let (counters, kept) = (slices(&q) + 1, q.budget / block);
+        let many = rows > MOST_ROWS;
+        let kept = q.budget / block;
+        let (slices, digits) = (slices(&q), if many { 0 } else { DIGITS });
         // Recorded work has to do for every position.
         let longest = spans.iter().map(|span| span.start + span.rows).max().unwrap_or(0);
         let longest = if self.recording { self.spec.context } else { longest };
-        let many = rows > MOST_ROWS;
-        let parts = |at_once: usize| {
-            (0..rows).step_by(at_once).map(move |first| first..rows.min(first + at_once))
-        };
+        let parts =
+            |at_once: usize| (0..rows).step_by(at_once).map(move |first| first..rows.min(first + at_once));
         let queue = || -> Result<(), DriverError> {
             let p = PrepareParams {
                 a: a(window.rows),
@@ -305,7 +312,7 @@ impl CudaBackend {
                 index_query_gamma: iq_norm.address(),
                 index_key_gamma: ik_norm.address(),
                 counts: room.counts.address(),
-                counters: counters as u32,
+                counters: (slices + 1 + digits) as u32,
                 padding: 0,
             };
             let warps = rows * (q.heads + 2 * q.kv_heads + ni + 1);
@@ -320,7 +327,13 @@ impl CudaBackend {
                     scores: room.block_scores.address(),
                     most: (self.spec.context / block) as u64,
                     chosen: room.chosen.range(part.start * kept..part.end * kept).address(),
-                    done: room.counts.range(rows * (counters - 1)..rows * counters).range(part).address(),
+                    done: room.counts.range(rows * slices..rows * (slices + 1)).range(part.clone()).address(),
+                    counts: if many {
+                        0
+                    } else {
+                        let counts = room.counts.range(rows * (slices + 1)..rows * (slices + 1 + digits));
+                        counts.range(part.start * digits..part.end * digits).address()
+                    },
                 };
                 let blocks = longest / block;
                 if many && [ni, di] == INDEX_MANY && self.spec.kv == KvFormat::F16 {
@@ -345,7 +358,7 @@ impl CudaBackend {
                 chosen: room.chosen.range(part.start * kept..part.end * kept).address(),
                 scores: room.scores.address(),
                 partials: room.partials.address(),
-                done: room.counts.range(part.start * slices(&q)..part.end * slices(&q)).address(),
+                done: room.counts.range(part.start * slices..part.end * slices).address(),
                 out: room.output.floats().range(part.start * heads..part.end * heads).address(),
                 quantised: room.output.target_from(any_blocks(&[out]), q.head_dim, part.start),
                 span: (chunks(&self.spec, &q, block) * CHUNK) as u32,
@@ -362,10 +375,10 @@ impl CudaBackend {
                 let p = attend_params(part);
                 // SAFETY: there is room for scores and partial results of that many rows; the counts are zero.
                 unsafe {
-                    let blocks = [used.div_ceil(32) as u32, q.kv_heads as u32, count];
-                    for_width(&stored.weigh, q.head_dim).launch(stream, Grid { blocks, threads: 256 }, &p)?;
-                    let blocks = [used.div_ceil(CHUNK) as u32, slices(&q) as u32, count];
-                    stored.gather.launch(stream, Grid { blocks, threads: 256 }, &p)?;
+                    let blocks = [used.div_ceil(16) as u32, q.kv_heads as u32, count];
+                    for_width(&stored.weigh, q.head_dim).launch(stream, Grid { blocks, threads: 128 }, &p)?;
+                    let blocks = [used.div_ceil(CHUNK) as u32, slices as u32, count];
+                    stored.gather.launch(stream, Grid { blocks, threads: 512 }, &p)?;
                 }
             }
             Ok(())
