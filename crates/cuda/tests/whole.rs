@@ -69,6 +69,34 @@ fn every_format() {
     }
 }
 
+/// The kernels for the widths that real models have: many rows and few, below, at and beyond the budget, with blocks that end in a window or
+/// before it.
+#[test]
+fn wide_heads() {
+    let folder = tempfile::tempdir().unwrap();
+    // Query heads, width of a head; index heads, their width.
+    for [heads, dim, index_heads, index_dim] in [[24, 256, 4, 128], [8, 128, 3, 64]] {
+        let mut geometry = Geometry::tiny();
+        geometry.context = 640;
+        geometry.attention.heads = heads;
+        geometry.attention.kv_heads = 2;
+        geometry.attention.head_dim = dim;
+        geometry.indexer.heads = index_heads;
+        geometry.indexer.dim = index_dim;
+        geometry.indexer.budget = 512;
+        let path = synth(folder.path(), geometry, Mix::pure(Format::Q8_0));
+        for (window, tokens) in [(600, 606), (70, 580)] {
+            let config = EngineConfig {
+                window: Some(window),
+                context: Some(640),
+                kv: KvFormat::F16,
+                ..Default::default()
+            };
+            compare(&path, &config, &ids(200, tokens), 6);
+        }
+    }
+}
+
 /// Runs the same work on both, with nobody looking on, so that steps are recorded and replayed.
 fn replay(path: &Path, config: &EngineConfig, work: impl Fn(&mut Engine) -> Result<Vec<u8>, EngineError>) {
     let Some([mut gpu, mut cpu]) = engines(path, config) else { return };
