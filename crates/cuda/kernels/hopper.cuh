@@ -16,12 +16,13 @@ namespace strata {
 
 __device__ inline uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
-/// A counter that warps tell and wait on.
+/// A counter that threads tell and wait on.
 struct Barrier {
     uint64_t state;
 
-    __device__ void init(int warps) {
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&state)), "r"(warps) : "memory");
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    __device__ void init(int times) {
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&state)), "r"(times) : "memory");
     }
     /// What the warp did before is done.
     __device__ void tell(int lane) {
@@ -30,12 +31,20 @@ struct Barrier {
             asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&state)) : "memory");
         }
     }
+    /// Starts to bring `bytes` from global memory; 16 bytes divide all three. The copy tells the barrier too, by its bytes.
+    __device__ void bring(void* to, const void* from, uint32_t bytes) {
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&state)), "r"(bytes) : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+                     "l"(from), "r"(bytes), "r"(shared_address(&state))
+                     : "memory");
+    }
     __device__ void wait(uint32_t phase) {
         asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again;}" ::"r"(
                          shared_address(&state)),
                      "r"(phase)
                      : "memory");
     }
+#endif
 };
 
 /// Pairs of f16.
@@ -166,9 +175,8 @@ struct Hopper {
     static constexpr int PER_BLOCK = F::LEN / 32;
     /// Warps of each kind.
     static constexpr int WARPS = THREADS / WARP / 2;
-    /// Words of a row as it is brought, from a multiple of four bytes on; odd, against bank conflicts.
-    static constexpr int WORDS = (BROUGHT / PER_BLOCK * F::BYTES + (F::ALIGN == 4 ? 0 : 4 - F::ALIGN) + 3) / 4;
-    static constexpr int RAW = WORDS | 1;
+    /// 16-byte pieces of a row as it is brought, whole ones; odd, against bank conflicts.
+    static constexpr int RAW = (BROUGHT / PER_BLOCK * F::BYTES + 30) / 16 | 1;
     static constexpr bool SCALED = F::HALVES || F::GRID > 0 || F::LEN == 256;
     /// Whether a unit has two terms.
     static constexpr bool TWO = F::MINIMUM != 0 || F::SPLIT;
@@ -187,10 +195,12 @@ struct Hopper {
 
     struct Shared {
         Chunk chunks[CHUNKS];
-        uint32_t raw[2][ROWS][RAW];
+        uint4 raw[2][ROWS][RAW];
         uint32_t grid[F::GRID > 0 ? F::GRID : 1];
         /// Chunks that are filled, chunks that are free.
         Barrier filled[CHUNKS], emptied[CHUNKS];
+        /// Per warp that its rows are there.
+        Barrier brought[2][WARPS];
     };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -203,16 +213,19 @@ struct Hopper {
                 shared.filled[i].init(WARPS);
                 shared.emptied[i].init(WARPS);
             }
+            for (int i = 0; i < 2 * WARPS; i++) {
+                shared.brought[i / WARPS][i % WARPS].init(ROWS / WARPS);
+            }
         }
         for (int i = threadIdx.x; i < F::GRID; i += THREADS) {
             shared.grid[i] = F::codebook()[i];
         }
         __syncthreads();
         if (warp >= WARPS) {
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
             fill(shared, x, units, tiles, warp - WARPS, lane);
         } else {
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 184;");
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
             multiply_all(shared, units, stride, tiles, warp, lane);
         }
     }
@@ -231,38 +244,32 @@ struct Hopper {
         }
     };
 
-    /// Starts to bring a warp's rows, units from `from` on.
-    __device__ static void bring(uint32_t (*raw)[RAW], const Tile& tile, size_t row_bytes, int units, int from, int warp, int lane) {
-        const int bytes = min(BROUGHT, units - from) / PER_BLOCK * F::BYTES;
-        const uint8_t* at = tile.weights + size_t(from / PER_BLOCK) * F::BYTES;
-#pragma unroll 4
-        for (int r = 0; r < ROWS / WARPS; r++) {
-            const int row = warp * (ROWS / WARPS) + r;
-            const uint8_t* block = at + min(row, tile.rows - 1) * row_bytes;
-            const int past = reinterpret_cast<uintptr_t>(block) & 3;
-#pragma unroll
-            for (int i = 0; i < (WORDS + WARP - 1) / WARP; i++) {
-                const int word = i * WARP + lane, left = past + bytes - 4 * word;
-                if (left > 0) {
-                    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(&raw[row][word])),
-                                 "l"(block - past + 4 * word), "r"(min(left, 4)));
-                }
-            }
+    /// Starts to bring a warp's rows, units from `from` on. Pieces of 16 bytes that have a byte of them are wholly in the same allocation.
+    __device__ static void bring(Shared& shared, int slot, const Tile& tile, size_t row_bytes, int units, int from, int warp, int lane) {
+        if (lane < ROWS / WARPS) {
+            const int row = warp * (ROWS / WARPS) + lane, bytes = min(BROUGHT, units - from) / PER_BLOCK * F::BYTES;
+            const uint8_t* at = tile.weights + min(row, tile.rows - 1) * row_bytes + size_t(from / PER_BLOCK) * F::BYTES;
+            const int past = reinterpret_cast<uintptr_t>(at) & 15;
+            shared.brought[slot][warp].bring(shared.raw[slot][row], at - past, (past + bytes + 15) & ~15);
         }
-        asm volatile("cp.async.commit_group;");
     }
 
     /// What a thread brings of a tile's columns: two quarters of a chunk's values, of columns 64 apart, and a scale.
     struct Source {
-        uint32_t col[3];
+        const uint4* q[2];
+        const float* d;
 
-        __device__ Source(const Tile& tile, int thread) {
+        __device__ Source(const Tile& tile, const Columns& x, int units, int thread) {
             const int wanted[3] = {thread / 4, thread / 4 + COLS / 2, thread % COLS};
+            size_t at[3];
 #pragma unroll
             for (int i = 0; i < 3; i++) {
                 const int c = min(wanted[i], tile.cols - 1);
-                col[i] = tile.which == nullptr ? tile.first + c : tile.which[c];
+                at[i] = size_t(tile.which == nullptr ? tile.first + c : tile.which[c]) * units;
             }
+            q[0] = reinterpret_cast<const uint4*>(x.q) + at[0] * 2 + thread % 4;
+            q[1] = reinterpret_cast<const uint4*>(x.q) + at[1] * 2 + thread % 4;
+            d = x.d + at[2] + thread / COLS;
         }
     };
 
@@ -270,13 +277,14 @@ struct Hopper {
         uint4 q[2];
         float d;
 
-        __device__ void load(const Source& source, const Columns& x, int units, int from, int thread) {
-            const int unit = min(from + thread % 4 / 2, units - 1);
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                q[i] = reinterpret_cast<const uint4*>(x.q)[(size_t(source.col[i]) * units + unit) * 2 + thread % 2];
+        /// The next chunk's, of which there are `left` units.
+        __device__ void load(Source& source, int left, int thread) {
+            if (thread % 4 / 2 < left) {
+                q[0] = *source.q[0];
+                q[1] = *source.q[1];
             }
-            d = x.d[size_t(source.col[2]) * units + min(from + thread / COLS, units - 1)];
+            d = thread / COLS < left ? *source.d : 0.0f;
+            source.q[0] += CHUNK * 2, source.q[1] += CHUNK * 2, source.d += CHUNK;
         }
 
         /// The matrix instruction takes from a lane's four consecutive weights the first two for its values 2 l, 2 l + 1, and the others for
@@ -301,17 +309,19 @@ struct Hopper {
         }
     };
 
-    __device__ static void decode(Chunk& chunk, const Unit& u, int row, int part) {
+    /// A unit that isn't `there` gets scales that add nothing: no sum is -0.
+    __device__ static void decode(Chunk& chunk, const Unit& u, int row, int part, bool there) {
         uint4* to = reinterpret_cast<uint4*>(chunk.w[row] + part * 32);
         // Signed weights as 128 more.
         constexpr uint32_t flip = F::MINIMUM != 0 || F::ZERO > 0 ? 0 : 0x80808080u, more = F::ZERO > 0 ? (128 - F::ZERO) * 0x01010101u : 0;
         to[0] = uint4{(u.w[0] ^ flip) + more, (u.w[1] ^ flip) + more, (u.w[2] ^ flip) + more, (u.w[3] ^ flip) + more};
         to[1] = uint4{(u.w[4] ^ flip) + more, (u.w[5] ^ flip) + more, (u.w[6] ^ flip) + more, (u.w[7] ^ flip) + more};
         Scales scales;
-        scales.d = u.d[0];
+        scales.d = there ? u.d[0] : 0.0f;
         scales.s = SCALED ? integer_pair(u.s[0], u.s[1]) : 0;
         if constexpr (TWO) {
-            scales.second = F::SPLIT ? u.d[1] : F::MINIMUM > 0 ? u.d_min : -u.d_min;
+            const float second = F::SPLIT ? u.d[1] : F::MINIMUM > 0 ? u.d_min : -u.d_min;
+            scales.second = there ? second : 0.0f;
             scales.m = F::SPLIT ? 0 : integer_pair(u.m[0], u.m[1]);
         }
         chunk.scales[part][row] = scales;
@@ -324,48 +334,50 @@ struct Hopper {
         const size_t row_bytes = size_t(units / PER_BLOCK) * F::BYTES;
         Turn turn;
         int slot = 0;
+        uint32_t brought = 0;
         uint32_t number = blockIdx.x;
         Tile tile = tiles(number);
         if (tile.rows == 0) {
             return;
         }
-        bring(shared.raw[0], tile, row_bytes, units, 0, warp, lane);
-        Source source(tile, thread);
-        Piece piece;
-        piece.load(source, x, units, 0, thread);
+        bring(shared, slot, tile, row_bytes, units, 0, warp, lane);
+        Source source(tile, x, units, thread);
+        Piece piece = {};
+        piece.load(source, units, thread);
         while (tile.rows > 0) {
             number += gridDim.x;
             const Tile next = tiles(number);
             const uint32_t own = uint32_t(reinterpret_cast<uintptr_t>(tile.weights)) + min(row, tile.rows - 1) * uint32_t(row_bytes);
+            const uint8_t* block = nullptr;
             for (int from = 0; from < units; from += CHUNK) {
-                const int at = from % BROUGHT, start = from - at;
+                const int at = from % BROUGHT;
                 if (at == 0) {
-                    asm volatile("cp.async.wait_all;" ::: "memory");
-                    __syncwarp();
-                    if (start + BROUGHT < units) {
-                        bring(shared.raw[slot ^ 1], tile, row_bytes, units, start + BROUGHT, warp, lane);
+                    if (from + BROUGHT < units) {
+                        bring(shared, slot ^ 1, tile, row_bytes, units, from + BROUGHT, warp, lane);
                     } else if (next.rows > 0) {
-                        bring(shared.raw[slot ^ 1], next, row_bytes, units, 0, warp, lane);
+                        bring(shared, slot ^ 1, next, row_bytes, units, 0, warp, lane);
                     }
+                    shared.brought[slot][warp].wait(brought >> slot & 1);
+                    brought ^= 1 << slot;
+                    block = reinterpret_cast<const uint8_t*>(shared.raw[slot][row]) + ((own + from / PER_BLOCK * F::BYTES) & 15);
                     slot ^= 1;
                 }
-                const Piece now = piece;
-                if (from + CHUNK < units) {
-                    piece.load(source, x, units, from + CHUNK, thread);
-                } else if (next.rows > 0) {
-                    source = Source(next, thread);
-                    piece.load(source, x, units, 0, thread);
-                }
-                const uint32_t past = (own + start / PER_BLOCK * F::BYTES) & 3;
-                const uint8_t* block = reinterpret_cast<const uint8_t*>(shared.raw[slot ^ 1][row]) + past;
                 const int unit = at + part;
                 shared.emptied[turn.chunk].wait(turn.phase ^ 1);
                 Chunk& chunk = shared.chunks[turn.chunk];
-                decode(chunk, F::unit(block + unit / PER_BLOCK * F::BYTES, unit % PER_BLOCK, shared.grid), row, part);
-                now.store(chunk, thread);
+                decode(chunk, F::unit(block + unit / PER_BLOCK * F::BYTES, unit % PER_BLOCK, shared.grid), row, part,
+                       from + part < units);
+                piece.store(chunk, thread);
                 asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
                 shared.filled[turn.chunk].tell(lane);
                 turn.next();
+                // The fence would wait for them.
+                if (from + CHUNK < units) {
+                    piece.load(source, units - from - CHUNK, thread);
+                } else if (next.rows > 0) {
+                    source = Source(next, x, units, thread);
+                    piece.load(source, units, thread);
+                }
             }
             tile = next;
         }
@@ -393,18 +405,120 @@ struct Hopper {
         }
     }
 
-    /// Twice `N` columns.
+    /// A unit's weights of 16 rows, times their sub-scales, as the matrix instruction wants them: the unit's halves. What f16 can't hold of the
+    /// products is in `rest`. A lane has rows `lane / 4` and 8 more.
+    struct Weights {
+        uint32_t a[2][4];
+        uint32_t rest[F::LARGE ? 2 : 1][4];
+        uint32_t m[TWO ? 2 : 1];
+        float d[2], second[TWO ? 2 : 1];
+
+        __device__ void load(const Chunk& chunk, int part, int row, int lane) {
+            // Rows 0..8 and 8..16 of the first 16 bytes, then of the others: a lane has four consecutive ones each time.
+            uint32_t w[4];
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                         : "r"(shared_address(chunk.w[row + lane % 16] + part * 32 + lane / 16 * 16)));
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const Scales scales = chunk.scales[part][row + lane / 4 + 8 * r];
+                d[r] = scales.d;
+                if constexpr (TWO) {
+                    second[r] = scales.second, m[r] = scales.m;
+                }
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const uint32_t s = __byte_perm(scales.s, 0, h == 0 ? 0x1010 : 0x3232);
+                    const uint32_t pairs[2] = {low_pair(w[2 * h + r]), high_pair(w[2 * h + r])};
+                    constexpr uint32_t less = F::MINIMUM != 0 ? LESS_1024 : LESS_1152;
+#pragma unroll
+                    for (int k = 0; k < 2; k++) {
+                        if constexpr (F::LARGE) {
+                            const uint32_t value = add_pair(pairs[k], less);
+                            const uint32_t near = multiply_pair(value, s);
+                            a[h][r + 2 * k] = near;
+                            rest[h][r + 2 * k] = fma_pair(value, s, near ^ 0x80008000u);
+                        } else if constexpr (SCALED) {
+                            a[h][r + 2 * k] = fma_pair(pairs[k], s, multiply_pair(s, less));
+                        } else {
+                            a[h][r + 2 * k] = add_pair(pairs[k], less);
+                        }
+                    }
+                }
+            }
+        }
+
+        /// Starts `c = weights * columns`, of the first term or of the second; `b` describes the columns.
+        template <int N>
+        __device__ void start(float (&c)[N], uint64_t b, int term) const {
+            before_multiply();
+            if (term == 0) {
+                multiply(c, a[0], b, 0);
+                if constexpr (!F::SPLIT) {
+                    multiply(c, a[1], b + 2, 1);
+                }
+                if constexpr (F::LARGE) {
+                    multiply(c, rest[0], b, 1);
+                    multiply(c, rest[1], b + 2, 1);
+                }
+            } else if constexpr (F::SPLIT) {
+                multiply(c, a[1], b + 2, 0);
+            } else if constexpr (TWO) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const uint32_t upper = __byte_perm(m[0], 0, h == 0 ? 0x1010 : 0x3232);
+                    const uint32_t lower = __byte_perm(m[1], 0, h == 0 ? 0x1010 : 0x3232);
+                    const uint32_t both[4] = {upper, lower, upper, lower};
+                    multiply(c, both, b + 2 * h, h);
+                }
+            }
+            commit_multiply();
+        }
+    };
+
+    /// Twice `N` columns. While four warps' instructions are on one half, the warps scale and add the other.
     template <int N>
     __device__ static void multiply_tile(Shared& shared, int units, size_t stride, const Tile& tile, Turn& turn, int warp, int lane) {
+        constexpr int TERMS = TWO ? 2 : 1;
         float sum[2][N / 2] = {};
         const int row = warp * 16;
         for (int from = 0; from < units; from += CHUNK) {
             shared.filled[turn.chunk].wait(turn.phase);
             const Chunk& chunk = shared.chunks[turn.chunk];
+            // Shared memory's address in 16 bytes; 1,024 bytes from one group of 8 columns to the next; pieces swizzled over 128 bytes.
+            const uint64_t columns = uint64_t(shared_address(chunk.q) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+            float c[2][N / 2];
+            Weights weights[CHUNK];
+            weights[0].load(chunk, 0, row, lane);
+            weights[0].start(c[0], columns, 0);
+            weights[0].start(c[1], columns + N * 8, 0);
 #pragma unroll
-            for (int part = 0; part < CHUNK; part++) {
-                if (from + part < units) {
-                    unit<N>(chunk, part, tile.cols, row, lane, sum);
+            for (int step = 0; step < CHUNK * TERMS; step++) {
+                if (step == TERMS - 1) {
+                    weights[1].load(chunk, 1, row, lane);
+                }
+                const int part = step / TERMS, term = step % TERMS, next = (step + 1) / TERMS;
+                const Weights& w = weights[part];
+                const float* d_a = chunk.d_a[part] + lane % 4 * 4;
+                const float d[2] = {term == 0 ? w.d[0] : w.second[0], term == 0 ? w.d[1] : w.second[TWO]};
+                const bool more = step + 1 < CHUNK * TERMS;
+#pragma unroll
+                for (int n = 0; n < 2; n++) {
+                    // The first are there when the products are.
+                    float4 by[2];
+#pragma unroll
+                    for (int i = 0; i < 2 && i < N / 16; i++) {
+                        by[i] = *reinterpret_cast<const float4*>(d_a + n * N + i * 16);
+                    }
+                    if (more || n == 0) {
+                        multiplied<1>(c[n]);
+                    } else {
+                        multiplied<0>(c[n]);
+                    }
+                    add<N>(c[n], d, by, d_a + n * N, tile.cols - n * N, sum[n]);
+                    if (more) {
+                        weights[next % CHUNK].start(c[n], columns + n * N * 8 + next * 4, (step + 1) % TERMS);
+                    }
                 }
             }
             shared.emptied[turn.chunk].tell(lane);
@@ -416,99 +530,18 @@ struct Hopper {
         }
     }
 
-    /// Adds one unit's terms to a warp's sums.
-    template <int N>
-    __device__ static void unit(const Chunk& chunk, int part, int cols, int row, int lane, float (&sum)[2][N / 2]) {
-        // Rows 0..8 and 8..16 of the first 16 bytes, then of the others: a lane has four consecutive ones each time.
-        uint32_t w[4];
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                     : "r"(shared_address(chunk.w[row + lane % 16] + part * 32 + lane / 16 * 16)));
-        const Scales scales[2] = {chunk.scales[part][row + lane / 4], chunk.scales[part][row + lane / 4 + 8]};
-        // Halves of the unit.
-        uint32_t a[2][4], rest[F::LARGE ? 2 : 1][4];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const uint32_t s = __byte_perm(scales[r].s, 0, h == 0 ? 0x1010 : 0x3232);
-                const uint32_t pairs[2] = {low_pair(w[2 * h + r]), high_pair(w[2 * h + r])};
-                constexpr uint32_t less = F::MINIMUM != 0 ? LESS_1024 : LESS_1152;
-#pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    if constexpr (F::LARGE) {
-                        const uint32_t value = add_pair(pairs[k], less);
-                        const uint32_t near = multiply_pair(value, s);
-                        a[h][r + 2 * k] = near;
-                        rest[h][r + 2 * k] = fma_pair(value, s, near ^ 0x80008000u);
-                    } else if constexpr (SCALED) {
-                        a[h][r + 2 * k] = fma_pair(pairs[k], s, multiply_pair(s, less));
-                    } else {
-                        a[h][r + 2 * k] = add_pair(pairs[k], less);
-                    }
-                }
-            }
-        }
-        // Shared memory's address in 16 bytes; 1,024 bytes from one group of 8 columns to the next; pieces swizzled over 128 bytes.
-        const uint64_t columns = uint64_t(shared_address(chunk.q) >> 4) + part * 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
-        float c[2][N / 2];
-        before_multiply();
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            const uint64_t b = columns + n * (N * 128 / 16);
-            multiply(c[n], a[0], b, 0);
-            if constexpr (!F::SPLIT) {
-                multiply(c[n], a[1], b + 2, 1);
-            }
-            if constexpr (F::LARGE) {
-                multiply(c[n], rest[0], b, 1);
-                multiply(c[n], rest[1], b + 2, 1);
-            }
-            commit_multiply();
-        }
-        const float* d_a = chunk.d_a[part] + lane % 4 * 4;
-        const float d[2] = {scales[0].d, scales[1].d};
-        multiplied<1>(c[0]);
-        add<N>(c[0], d, d_a, cols, sum[0]);
-        multiplied<0>(c[1]);
-        add<N>(c[1], d, d_a + N, cols - N, sum[1]);
-        if constexpr (TWO) {
-            uint32_t m[2][4];
-            if constexpr (!F::SPLIT) {
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    m[i / 4][i % 4] = __byte_perm(scales[i % 2].m, 0, i < 4 ? 0x1010 : 0x3232);
-                }
-            }
-            before_multiply();
-#pragma unroll
-            for (int n = 0; n < 2; n++) {
-                const uint64_t b = columns + n * (N * 128 / 16);
-                if constexpr (F::SPLIT) {
-                    multiply(c[n], a[1], b + 2, 0);
-                } else {
-                    multiply(c[n], m[0], b, 0);
-                    multiply(c[n], m[1], b + 2, 1);
-                }
-                commit_multiply();
-            }
-            const float second[2] = {scales[0].second, scales[1].second};
-            multiplied<1>(c[0]);
-            add<N>(c[0], second, d_a, cols, sum[0]);
-            multiplied<0>(c[1]);
-            add<N>(c[1], second, d_a + N, cols - N, sum[1]);
-        }
-    }
-
     /// Integers times scales, of the columns that are there.
     template <int N>
-    __device__ static void add(const float (&c)[N / 2], const float (&d)[2], const float* d_a, int cols, float (&sum)[N / 2]) {
+    __device__ static void add(const float (&c)[N / 2], const float (&d)[2], float4 (&by)[2], const float* d_a, int cols, float (&sum)[N / 2]) {
 #pragma unroll
         for (int i = 0; i < N / 16; i++) {
+            const float4 now = by[i % 2];
+            if (i + 2 < N / 16) {
+                by[i % 2] = *reinterpret_cast<const float4*>(d_a + (i + 2) * 16);
+            }
             // 16 columns: the same for all threads.
             if (i < N / 16 - 2 || i * 16 < cols) {
-                const float4 by = *reinterpret_cast<const float4*>(d_a + i * 16);
-                const float four[4] = {by.x, by.y, by.z, by.w};
+                const float four[4] = {now.x, now.y, now.z, now.w};
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
                     sum[i * 8 + j] = fma(c[i * 8 + j], d[j / 2 % 2] * four[j / 4 * 2 + j % 2], sum[i * 8 + j]);
@@ -525,22 +558,30 @@ struct Hopper {
         asm volatile("" : "+l"(at));
         const bool rows[2] = {row < tile.rows, row + 8 < tile.rows};
         const int cols = tile.cols - col;
+        const float scale = last ? tile.scale : 1.0f;
+        float before[N] = {};
+        if (!first) {
+            const float* from = at;
 #pragma unroll
-        for (int i = 0; i < N / 4; i++) {
-            float* own = at;
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int c = i * 8 + j % 2;
-                float& value = sum[i / (N / 8)][i % (N / 8) * 4 + j];
-                if (rows[j / 2] && c < cols) {
-                    float* to = own + j / 2 * 8 + (j % 2 == 0 ? 0 : stride);
-                    const float total = (first ? 0.0f : *to) + value;
-                    *to = last ? total * tile.scale : total;
+            for (int i = 0; i < N; i++) {
+                if (rows[i / 2 % 2] && i / 4 * 8 + i % 2 < cols) {
+                    before[i] = from[i / 2 % 2 * 8 + (i % 2 == 0 ? 0 : stride)];
                 }
-                value = 0.0f;
+                if (i % 4 == 3) {
+                    from += 8 * stride;
+                }
             }
-            at += 8 * stride;
-            asm volatile("" : "+l"(at));
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float& value = sum[i / (N / 2)][i % (N / 2)];
+            if (rows[i / 2 % 2] && i / 4 * 8 + i % 2 < cols) {
+                at[i / 2 % 2 * 8 + (i % 2 == 0 ? 0 : stride)] = (before[i] + value) * scale;
+            }
+            value = 0.0f;
+            if (i % 4 == 3) {
+                at += 8 * stride;
+            }
         }
     }
 #endif
