@@ -117,7 +117,7 @@ fn codebooks() -> String {
         let words: Vec<String> = words.map(|word| format!("{word:#x}")).collect();
         writeln!(
             text,
-            "__device__ const uint32_t CODEBOOK_{name}[{}] = {{{}}};",
+            "__device__ const uint32_t __align__(16) CODEBOOK_{name}[{}] = {{{}}};",
             words.len(),
             words.join(",")
         )

@@ -166,6 +166,44 @@ __device__ inline Quantised quantise(float x) {
     return {q, __fdiv_rn(amax, 127.0f), (uint32_t(low) & 0xffffu) | uint32_t(high) << 16};
 }
 
+/// Eight threads' 32 consecutive values, four each, quantised: `quantise`, with fewer exchanges. `q` has the thread's four, `d` and `sums` are right
+/// in all eight.
+struct Quantised4 {
+    uint32_t q;
+    float d;
+    uint32_t sums;
+};
+
+__device__ inline Quantised4 quantise4(const float (&x)[4]) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        largest = max(largest, to_bits(x[i]) & 0x7fffffffu);
+    }
+    for (int width = 4; width > 0; width /= 2) {
+        largest = max(largest, __shfl_xor_sync(ALL, largest, width));
+    }
+    const bool broken = largest >= 0x7f800000u, small = largest < (127u - 100u) << 23;
+    const float amax = from_bits(broken || small ? 0x3f800000u : largest), factor = __fdiv_rn(127.0f, amax);
+    uint32_t q = 0;
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float scaled = x[i] * factor;
+        scaled = scaled < -127.0f ? -127.0f : scaled;
+        scaled = scaled > 127.0f ? 127.0f : scaled;
+        const int value = broken || small ? 0 : int(to_bits(scaled + from_bits(ROUND_BITS))) - int(ROUND_BITS);
+        q |= (uint32_t(value) & 255u) << (8 * i);
+        sum += value;
+    }
+    sum += __shfl_xor_sync(ALL, sum, 1);
+    sum += __shfl_xor_sync(ALL, sum, 2);
+    const int other = __shfl_xor_sync(ALL, sum, 4);
+    const bool upper = threadIdx.x & 4;
+    const uint32_t low = uint32_t(upper ? other : sum), high = uint32_t(upper ? sum : other);
+    return {q, broken ? from_bits(0x7fc00000u) : small ? 0.0f : __fdiv_rn(amax, 127.0f), (low & 0xffffu) | high << 16};
+}
+
 /// Where a kernel leaves its results quantised too, if somebody wants them; null otherwise. Twin: `ops::input::Target`.
 struct Target {
     int8_t* q;
@@ -184,6 +222,35 @@ struct Target {
             sums[at / 32] = block.sums;
         }
     }
+
+    /// The same for eight threads with four values each, from number `at` on. All of the warp comes here; those beyond the end are not `there`.
+    __device__ void put4(const float (&x)[4], size_t at, bool there) const {
+        if (q == nullptr) {
+            return;
+        }
+        const Quantised4 block = quantise4(x);
+        if (there) {
+            *reinterpret_cast<uint32_t*>(q + at) = block.q;
+            if (at % 32 == 0) {
+                d[at / 32] = block.d;
+                sums[at / 32] = block.sums;
+            }
+        }
+    }
 };
+
+/// Waits for the kernel in front, of which nothing may be read before: an early kernel starts while that one still runs.
+__device__ inline void ready() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// Lets the kernel behind start, as soon as there is room for it.
+__device__ inline void pass() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 
 }  // namespace strata

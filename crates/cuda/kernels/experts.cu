@@ -1,6 +1,6 @@
 // Grouped products: every unit of a routing with its own expert's rows. An expert's address comes from the residency table.
-#include "floats.cuh"
 #include "many.cuh"
+#include "one.cuh"
 
 namespace strata {
 
@@ -23,65 +23,125 @@ struct GroupedParams {
     const uint32_t* unit_first;
     const uint32_t* unit_places;
     const uint32_t* units;
-    /// Rows of a block of threads.
-    uint32_t rows, k, tile;
+    uint32_t rows, k;
 };
 
-constexpr int THREADS = FEW_THREADS;
+/// For units of a few places, of whatever block format.
+struct FewParams {
+    const uint64_t* slots;
+    /// Where the rows start in a slot; the up rows, where those of the gate start the slot.
+    uint64_t offset;
+    Columns x;
+    const uint32_t* order;
+    float* out;
+    const float* scales;
+    const float* up_scales;
+    Target hidden;
+    const uint32_t* unit_expert;
+    const uint32_t* unit_first;
+    const uint32_t* unit_places;
+    const uint32_t* units;
+    uint32_t rows, k, tile, format;
+};
 
-template <class F, class Product, int COLS>
-__device__ void grouped(const GroupedParams& p) {
-    extern __shared__ __align__(16) uint8_t raw[];
-    auto& shared = *reinterpret_cast<typename Product::Shared*>(raw);
+constexpr int THREADS = 128;
+
+/// A column of a grouped product.
+__device__ inline Column column(const Columns& x, const uint32_t* order, uint32_t place, uint32_t k) {
+    const size_t col = order == nullptr ? place : order[place];
+    return {x.q + col * k, x.d + col * (k / 32), x.sums + col * (k / 32)};
+}
+
+/// Units of a few places: rows are brought once, and multiplied with one column after the other. Grid: rows, units.
+extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped(const __grid_constant__ FewParams p) {
+    extern __shared__ __align__(16) uint8_t room[];
+    pass();
+    ready();
     if (blockIdx.y >= *p.units) {
         return;
     }
     const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y], cols = p.unit_places[blockIdx.y];
-    const uint32_t first = blockIdx.x * p.tile;
-    const int units = p.k / 32, rows = min(p.tile, p.rows - first);
-    const uint8_t* weights =
-        reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + size_t(first) * (p.k / F::LEN) * F::BYTES;
-    Product::prepare(shared);
-    for (uint32_t from = 0; from < cols; from += COLS) {
-        const uint32_t at = place + from, here = min(uint32_t(COLS), cols - from);
-        const uint32_t* which = p.order == nullptr ? nullptr : p.order + at;
-        Columns x = p.x;
-        if (which == nullptr) {
-            x = {x.q + size_t(at) * p.k, x.d + size_t(at) * units, x.sums + size_t(at) * units};
-        }
-        float sum = Product::product(shared, weights, rows, x, which, here, units);
-        const uint32_t c = threadIdx.x / rows, r = threadIdx.x % rows;
-        if (c < here) {
-            if (p.scales != nullptr) {
-                sum = sum * p.scales[expert];
+    const int first = blockIdx.x * p.tile, rows = min(p.tile, p.rows - first), units = p.k / 32;
+    with_format(p.format, [&](auto f) {
+        using Rows = One<decltype(f), THREADS>;
+        const uint32_t row_bytes = Rows::row_bytes(units);
+        const uint8_t* from = reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + size_t(first) * row_bytes;
+        const uint8_t* raw = bring<THREADS>(room, from, rows * row_bytes);
+        const Rows one(room + brought(p.tile * row_bytes), p.tile, units);
+        one.prepare();
+        for (uint32_t c = place; c < place + cols; c++) {
+            one.bring_column(column(p.x, p.order, c, p.k));
+            await_all_copies();
+            __syncthreads();
+            const float sum = one.product(rows, [&](int r) { return raw + r * row_bytes; });
+            if (threadIdx.x < rows) {
+                p.out[size_t(c) * p.rows + first + threadIdx.x] = p.scales == nullptr ? sum : sum * p.scales[expert];
             }
-            p.out[size_t(at + c) * p.rows + first + r] = sum;
         }
-        __syncthreads();
+    });
+}
+
+constexpr int HIDDEN_THREADS = 512;
+
+/// The same for gate and up rows together, of one format, with their SwiGLU: 32 hidden values of a block of threads, quantised.
+extern "C" __global__ void __launch_bounds__(HIDDEN_THREADS) strata_hidden(const __grid_constant__ FewParams p) {
+    extern __shared__ __align__(16) uint8_t room[];
+    pass();
+    ready();
+    if (blockIdx.y >= *p.units) {
+        return;
     }
+    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y], cols = p.unit_places[blockIdx.y];
+    const int first = blockIdx.x * 32, units = p.k / 32, thread = threadIdx.x;
+    float* products = reinterpret_cast<float*>(room);
+    with_format(p.format, [&](auto f) {
+        using Rows = One<decltype(f), HIDDEN_THREADS>;
+        const uint32_t row_bytes = Rows::row_bytes(units), piece = brought(32 * row_bytes);
+        const uint8_t* from = reinterpret_cast<const uint8_t*>(p.slots[expert]) + size_t(first) * row_bytes;
+        uint8_t* raw = room + 64 * sizeof(float);
+        const uint8_t* gate = bring<HIDDEN_THREADS>(raw, from, 32 * row_bytes);
+        const uint8_t* up = bring<HIDDEN_THREADS>(raw + piece, from + p.offset, 32 * row_bytes);
+        const Rows one(raw + 2 * piece, 64, units);
+        one.prepare();
+        for (uint32_t c = place; c < place + cols; c++) {
+            one.bring_column(column(p.x, p.order, c, p.k));
+            await_all_copies();
+            __syncthreads();
+            const float sum =
+                one.product(64, [&](int r) { return r < 32 ? gate + r * row_bytes : up + (r - 32) * row_bytes; });
+            if (thread < 64) {
+                const float* scales = thread < 32 ? p.scales : p.up_scales;
+                products[thread] = scales == nullptr ? sum : sum * scales[expert];
+            }
+            __syncthreads();
+            if (thread < 32) {
+                const float hidden = swiglu(products[thread], products[32 + thread]);
+                const size_t at = size_t(c) * p.rows + first + thread;
+                p.out[at] = hidden;
+                p.hidden.put(hidden, at);
+            }
+        }
+    });
 }
 
 template <class F>
-__device__ void grouped_many(const GroupedParams& p) {
-    using Product = Many<F>;
-    extern __shared__ __align__(16) uint8_t raw[];
-    auto& shared = *reinterpret_cast<typename Product::Shared*>(raw);
-    if (blockIdx.y >= *p.units) {
-        return;
-    }
-    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y], cols = p.unit_places[blockIdx.y];
-    const uint32_t first = blockIdx.x * Product::ROWS;
-    const int units = p.k / 32, rows = min(uint32_t(Product::ROWS), p.rows - first);
-    const uint8_t* weights =
-        reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + size_t(first) * (p.k / F::LEN) * F::BYTES;
-    const uint32_t* which = p.order == nullptr ? nullptr : p.order + place;
-    Columns x = p.x;
-    if (which == nullptr) {
-        x = {x.q + size_t(place) * p.k, x.d + size_t(place) * units, x.sums + size_t(place) * units};
-    }
-    const float* scales = p.scales;
-    Product::product(shared, weights, rows, x, which, cols, units, [&](int r, int c, float sum) {
-        p.out[size_t(place + c) * p.rows + first + r] = scales == nullptr ? sum : sum * scales[expert];
+__device__ void grouped_wide(const GroupedParams& p) {
+    extern __shared__ __align__(1024) uint8_t aligned[];
+    const uint32_t tall = (p.rows + Wide<F>::ROWS - 1) / Wide<F>::ROWS, tiles = tall * *p.units;
+    const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
+    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.k / 32, p.rows, [&](uint32_t number) {
+        if (number >= tiles) {
+            return Tile{};
+        }
+        const uint32_t unit = number / tall, first = number % tall * Wide<F>::ROWS;
+        const uint32_t expert = p.unit_expert[unit], place = p.unit_first[unit];
+        return Tile{reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + first * row_bytes,
+                    p.order == nullptr ? nullptr : p.order + place,
+                    place,
+                    p.out + size_t(place) * p.rows + first,
+                    int(min(uint32_t(Wide<F>::ROWS), p.rows - first)),
+                    int(p.unit_places[unit]),
+                    p.scales == nullptr ? 1.0f : p.scales[expert]};
     });
 }
 
@@ -105,20 +165,10 @@ __device__ void grouped_floats(const GroupedParams& p) {
 }
 
 #define STRATA_KERNELS(F, NAME)                                                                               \
-    extern "C" __device__ uint32_t strata_grouped_1_##NAME##_shared = sizeof(FewOne<F>::Shared); \
-    extern "C" __device__ uint32_t strata_grouped_8_##NAME##_shared = sizeof(FewEight<F>::Shared);  \
-    extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped_1_##NAME(                            \
+    extern "C" __device__ uint32_t strata_grouped_64_##NAME##_shared = sizeof(Wide<F>::Shared); \
+    extern "C" __global__ void __launch_bounds__(Wide<F>::THREADS, Wide<F>::BLOCKS) strata_grouped_64_##NAME(                            \
         const __grid_constant__ GroupedParams p) {                                                            \
-        grouped<F, FewOne<F>, 1>(p);                                                                                 \
-    }                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped_8_##NAME(                            \
-        const __grid_constant__ GroupedParams p) {                                                            \
-        grouped<F, FewEight<F>, 8>(p);                                                                                  \
-    }                                                                                                         \
-    extern "C" __device__ uint32_t strata_grouped_64_##NAME##_shared = sizeof(Many<F>::Shared);               \
-    extern "C" __global__ void __launch_bounds__(256, 2) strata_grouped_64_##NAME(                            \
-        const __grid_constant__ GroupedParams p) {                                                            \
-        grouped_many<F>(p);                                                                                   \
+        grouped_wide<F>(p);                                                                                   \
     }
 STRATA_BLOCK_FORMATS(STRATA_KERNELS)
 #define STRATA_FLOATS(T, NAME)                                                      \

@@ -1,11 +1,11 @@
-// Products of block-format rows with a few quantised columns: what decoding is made of.
+// Products of block-format rows with a few quantised columns: several sequences, or a draft that is verified.
 //
 // A block of threads takes some rows and walks them in rounds of up to `ROUND` units. In a round every thread turns units of 32 weights
 // into integers times scales, all at once; then a thread per row, column and segment of the contract adds its terms in ascending order, and
 // one per row and column adds the segments. The terms go through shared memory: that is what the fixed order costs.
 #pragma once
 
-#include "formats.cuh"
+#include "terms.cuh"
 
 namespace strata {
 
@@ -23,7 +23,6 @@ struct Columns {
 template <class F, int COLS, int SEGMENTS, int TERMS, int THREADS>
 struct Few {
     static constexpr int ROUND = SEGMENTS * SEGMENT;
-    static constexpr bool SECOND = F::MINIMUM != 0 || F::SPLIT;
 
     struct alignas(16) Shared {
         /// The halves of a unit lie swapped in every other group of four units, so that the eight lanes of a 16-byte access meet 32 different
@@ -32,39 +31,12 @@ struct Few {
         float d[COLS][ROUND];
         uint32_t sums[COLS][ROUND];
         float2 first[COLS][TERMS];
-        float2 second[SECOND ? COLS : 1][SECOND ? TERMS : 1];
+        float2 second[SECOND<F> ? COLS : 1][SECOND<F> ? TERMS : 1];
         float chains[THREADS];
         uint32_t grid[F::GRID > 0 ? F::GRID : 1];
     };
 
     __device__ static int slot(int unit, int half) { return unit * 2 + (half ^ (unit >> 2 & 1)); }
-
-    /// The terms of one unit and one column.
-    __device__ static void terms(const Unit& u, const Shared& shared, int col, int unit, float2& first, float2& second) {
-        const uint4 low = shared.q[col][slot(unit, 0)], high = shared.q[col][slot(unit, 1)];
-        const float d = shared.d[col][unit];
-        int lower = __dp4a(int(u.w[0]), int(low.x), 0);
-        lower = __dp4a(int(u.w[1]), int(low.y), lower);
-        lower = __dp4a(int(u.w[2]), int(low.z), lower);
-        lower = __dp4a(int(u.w[3]), int(low.w), lower);
-        int upper = __dp4a(int(u.w[4]), int(high.x), F::HALVES || F::SPLIT ? 0 : lower);
-        upper = __dp4a(int(u.w[5]), int(high.y), upper);
-        upper = __dp4a(int(u.w[6]), int(high.z), upper);
-        upper = __dp4a(int(u.w[7]), int(high.w), upper);
-        if constexpr (F::SPLIT) {
-            first = {float(lower), u.d[0] * d};
-            second = {float(upper), u.d[1] * d};
-        } else {
-            const int sum = F::HALVES ? u.s[0] * lower + u.s[1] * upper : u.s[0] * upper;
-            first = {float(sum), u.d[0] * d};
-        }
-        if constexpr (F::MINIMUM != 0) {
-            const uint32_t sums = shared.sums[col][unit];
-            const int minimum = u.m[0] * int16_t(sums & 0xffff) + u.m[1] * int16_t(sums >> 16);
-            const float scale = u.d_min * d;
-            second = {float(minimum), F::MINIMUM > 0 ? scale : -scale};
-        }
-    }
 
     /// Loads `units` units from `from` on, of the columns that `which` names, or of the first ones.
     __device__ static void load(Shared& shared, const Columns& x, const uint32_t* which, int cols, int all, int from, int units) {
@@ -97,7 +69,7 @@ struct Few {
         const size_t row_bytes = size_t(units / PER_BLOCK) * F::BYTES;
         float total = 0.0f;
         for (int from = 0; from < units; from += ROUND) {
-            const int here = min(ROUND, units - from), stride = here + 1, chains = (here + SEGMENT - 1) / SEGMENT;
+            const int here = min(ROUND, units - from), stride = here + 2 + (here & 1), chains = (here + SEGMENT - 1) / SEGMENT;
             load(shared, x, which, cols, units, from, here);
             __syncthreads();
 #pragma unroll 2
@@ -109,9 +81,10 @@ struct Few {
                 for (int c = 0; c < COLS; c++) {
                     if (c < cols) {
                         float2 first, second;
-                        terms(u, shared, c, unit, first, second);
+                        const uint4 low = shared.q[c][slot(unit, 0)], high = shared.q[c][slot(unit, 1)];
+                        terms<F>(u, low, high, shared.d[c][unit], shared.sums[c][unit], first, second);
                         shared.first[c][r * stride + unit] = first;
-                        if constexpr (SECOND) {
+                        if constexpr (SECOND<F>) {
                             shared.second[c][r * stride + unit] = second;
                         }
                     }
@@ -120,18 +93,9 @@ struct Few {
             __syncthreads();
             if (thread < cols * rows * chains) {
                 const int chain = thread / (cols * rows), col = thread / rows % cols, row = thread % rows;
-                const int first = row * stride + chain * SEGMENT, last = row * stride + min(here, (chain + 1) * SEGMENT);
-                float acc = 0.0f;
-#pragma unroll 8
-                for (int i = first; i < last; i++) {
-                    const float2 term = shared.first[col][i];
-                    acc = fma(term.x, term.y, acc);
-                    if constexpr (SECOND) {
-                        const float2 other = shared.second[col][i];
-                        acc = fma(other.x, other.y, acc);
-                    }
-                }
-                shared.chains[thread] = acc;
+                const int first = row * stride + chain * SEGMENT, count = min(here - chain * SEGMENT, SEGMENT);
+                const float2* second = SECOND<F> ? &shared.second[col][first] : nullptr;
+                shared.chains[thread] = strata::chain<F>(&shared.first[col][first], second, count);
             }
             __syncthreads();
             if (thread < cols * rows) {
@@ -146,9 +110,6 @@ struct Few {
 };
 
 constexpr int FEW_THREADS = 128;
-/// For one column, and for up to eight.
-template <class F>
-using FewOne = Few<F, 1, 5, 1312, FEW_THREADS>;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 // A block of threads has 64 KB here. Twin: `Products::few_rows`.
 constexpr int EIGHT_TERMS = 260;

@@ -7,6 +7,8 @@
 //   HALVES      whether a unit has two integer sub-scales, one per 16 values
 //   SPLIT       whether it has two float scales (NVFP4): two terms, one FMA each
 //   MINIMUM     0 none, 1 added, -1 subtracted
+//   ZERO        what is to be taken from every weight that `unit` gives
+//   LARGE       whether a weight times its sub-scale can have more than the 11 bits of an f16
 //   GRID        32-bit words of its code book, staged in shared memory; 0 for none
 //   unit(block, i, grid)  the `i`-th 32 weights of a block
 #pragma once
@@ -78,16 +80,34 @@ __device__ inline void lookup(uint32_t nibbles, const uint32_t (&table)[4], uint
 }
 
 /// What most formats have in common.
-template <int LEN_, int BYTES_, int MINIMUM_ = 0, bool HALVES_ = false, int GRID_ = 0>
+template <int LEN_, int BYTES_, int MINIMUM_ = 0, bool HALVES_ = false, int GRID_ = 0, int ZERO_ = 0>
 struct Layout {
-    static constexpr int LEN = LEN_, BYTES = BYTES_, MINIMUM = MINIMUM_, GRID = GRID_;
+    static constexpr int LEN = LEN_, BYTES = BYTES_, MINIMUM = MINIMUM_, GRID = GRID_, ZERO = ZERO_;
     static constexpr int ALIGN = BYTES_ % 4 == 0 ? 4 : BYTES_ % 2 == 0 ? 2 : 1;
-    static constexpr bool HALVES = HALVES_, SPLIT = false;
+    static constexpr bool HALVES = HALVES_, SPLIT = false, LARGE = false;
 
     __device__ static const uint32_t* codebook() { return nullptr; }
     __device__ static uint32_t word(const uint8_t* p) { return load16<ALIGN>(p); }
     __device__ static uint32_t dword(const uint8_t* p) { return load32<ALIGN>(p); }
     __device__ static float half(const uint8_t* p) { return half_to_float(uint16_t(word(p))); }
+    /// Consecutive words, of which neighbours share loads where the address is no multiple of four.
+    template <int N>
+    __device__ static void dwords(const uint8_t* p, uint32_t (&out)[N]) {
+        const uint32_t off = ALIGN >= 4 ? 0 : uint32_t(reinterpret_cast<uintptr_t>(p)) & 3;
+        const uint32_t* words = reinterpret_cast<const uint32_t*>(p - off);
+        uint32_t low = words[0];
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            if constexpr (ALIGN >= 4) {
+                out[k] = words[k];
+            } else {
+                // Beyond the last byte that is wanted nothing is read.
+                const uint32_t high = k + 1 < N || off > 0 ? words[k + 1] : 0;
+                out[k] = __funnelshift_r(low, high, off * 8);
+                low = high;
+            }
+        }
+    }
 
     /// A unit with one scale; its weights are filled in by the caller.
     __device__ static Unit plain(float d, int s0 = 1, int s1 = 0) {
@@ -103,20 +123,19 @@ struct Layout {
 struct Q8_0 : Layout<32, 34> {
     __device__ static Unit unit(const uint8_t* block, int, const uint32_t*) {
         Unit u = plain(half(block));
-        for (int k = 0; k < 8; k++) {
-            u.w[k] = dword(block + 2 + 4 * k);
-        }
+        dwords(block + 2, u.w);
         return u;
     }
 };
 
-struct Q4_0 : Layout<32, 18> {
+struct Q4_0 : Layout<32, 18, 0, false, 0, 8> {
     __device__ static Unit unit(const uint8_t* block, int, const uint32_t*) {
         Unit u = plain(half(block));
+        uint32_t q[4];
+        dwords(block + 2, q);
         for (int k = 0; k < 4; k++) {
-            const uint32_t q = dword(block + 2 + 4 * k);
-            u.w[k] = less<8>(q & 0x0f0f0f0fu);
-            u.w[k + 4] = less<8>(q >> 4 & 0x0f0f0f0fu);
+            u.w[k] = q[k] & 0x0f0f0f0fu;
+            u.w[k + 4] = q[k] >> 4 & 0x0f0f0f0fu;
         }
         return u;
     }
@@ -142,15 +161,13 @@ __device__ inline void fives(uint32_t q, uint32_t high, int k, uint32_t (&w)[8])
     w[k + 4] = (q >> 4 & 0x0f0f0f0fu) | spread(high >> (4 * k + 16)) << 4;
 }
 
-struct Q5_0 : Layout<32, 22> {
+struct Q5_0 : Layout<32, 22, 0, false, 0, 16> {
     __device__ static Unit unit(const uint8_t* block, int, const uint32_t*) {
         Unit u = plain(half(block));
-        const uint32_t high = dword(block + 2);
+        uint32_t q[5];
+        dwords(block + 2, q);
         for (int k = 0; k < 4; k++) {
-            fives(dword(block + 6 + 4 * k), high, k, u.w);
-        }
-        for (int k = 0; k < 8; k++) {
-            u.w[k] = less<16>(u.w[k]);
+            fives(q[k + 1], q[0], k, u.w);
         }
         return u;
     }
@@ -169,7 +186,7 @@ struct Q5_1 : Layout<32, 24, 1> {
     }
 };
 
-struct Q2_0 : Layout<64, 18> {
+struct Q2_0 : Layout<64, 18, 0, false, 0, 1> {
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t*) {
         Unit u = plain(half(block));
         for (int k = 0; k < 8; k += 2) {
@@ -177,7 +194,7 @@ struct Q2_0 : Layout<64, 18> {
             const uint32_t two = word(block + 2 + 8 * i + k);
             for (int j = 0; j < 2; j++) {
                 const uint32_t b = two >> (8 * j);
-                u.w[k + j] = less<1>((b & 3) | (b & 12) << 6 | (b & 48) << 12 | (b & 192) << 18);
+                u.w[k + j] = (b & 3) | (b & 12) << 6 | (b & 48) << 12 | (b & 192) << 18;
             }
         }
         return u;
@@ -197,7 +214,7 @@ struct Q2K : Layout<256, 84, -1, true> {
     }
 };
 
-struct Q3K : Layout<256, 110, 0, true> {
+struct Q3K : Layout<256, 110, 0, true, 0, 4> {
     __device__ static int scale(const uint8_t* block, int j) {
         const int low = block[96 + j % 8] >> (j / 8 * 4) & 15;
         const int high = block[104 + j % 4] >> (j / 4 * 2) & 3;
@@ -205,10 +222,11 @@ struct Q3K : Layout<256, 110, 0, true> {
     }
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t*) {
         Unit u = plain(half(block + 108), scale(block, 2 * i), scale(block, 2 * i + 1));
+        uint32_t high[8], low[8];
+        dwords(block, high);
+        dwords(block + 32 + i / 4 * 32, low);
         for (int k = 0; k < 8; k++) {
-            const uint32_t high = dword(block + 4 * k) >> i & 0x01010101u;
-            const uint32_t low = dword(block + 32 + i / 4 * 32 + 4 * k) >> (i % 4 * 2) & 0x03030303u;
-            u.w[k] = less<4>(low | high << 2);
+            u.w[k] = (low[k] >> (i % 4 * 2) & 0x03030303u) | (high[k] >> i & 0x01010101u) << 2;
         }
         return u;
     }
@@ -254,14 +272,16 @@ struct Q5K : Layout<256, 176, -1> {
     }
 };
 
-struct Q6K : Layout<256, 210, 0, true> {
+struct Q6K : Layout<256, 210, 0, true, 0, 32> {
+    static constexpr bool LARGE = true;
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t*) {
         const uint32_t both = word(block + 192 + 2 * i);
         Unit u = plain(half(block + 208), int8_t(both & 255), int8_t(both >> 8));
+        uint32_t low[8], high[8];
+        dwords(block + i / 4 * 64 + i % 2 * 32, low);
+        dwords(block + 128 + i / 4 * 32, high);
         for (int k = 0; k < 8; k++) {
-            const uint32_t low = dword(block + i / 4 * 64 + i % 2 * 32 + 4 * k) >> (i % 4 / 2 * 4) & 0x0f0f0f0fu;
-            const uint32_t high = dword(block + 128 + i / 4 * 32 + 4 * k) >> (i % 4 * 2) & 0x03030303u;
-            u.w[k] = less<32>(low | high << 4);
+            u.w[k] = (low[k] >> (i % 4 / 2 * 4) & 0x0f0f0f0fu) | (high[k] >> (i % 4 * 2) & 0x03030303u) << 4;
         }
         return u;
     }
@@ -313,10 +333,11 @@ __device__ inline void signed8(const uint32_t* grid, uint32_t index, uint32_t si
 struct Iq2Xxs : Layout<256, 66, 0, false, 512> {
     __device__ static const uint32_t* codebook() { return CODEBOOK_IQ2_XXS; }
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t* grid) {
-        const uint32_t indices = dword(block + 2 + 8 * i), packed = dword(block + 6 + 8 * i);
-        Unit u = plain(half(block) / 8.0f, 2 * int(packed >> 28) + 1);
+        uint32_t packed[2];
+        dwords(block + 2 + 8 * i, packed);
+        Unit u = plain(half(block) / 8.0f, 2 * int(packed[1] >> 28) + 1);
         for (int g = 0; g < 4; g++) {
-            signed8(grid, indices >> (8 * g) & 255, even_signs(packed >> (7 * g)), u.w + 2 * g);
+            signed8(grid, packed[0] >> (8 * g) & 255, even_signs(packed[1] >> (7 * g)), u.w + 2 * g);
         }
         return u;
     }
@@ -387,14 +408,17 @@ __device__ constexpr uint32_t E2M1[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 
 struct Iq4Nl : Layout<32, 18> {
     __device__ static Unit unit(const uint8_t* block, int, const uint32_t*) {
         Unit u = plain(half(block));
+        uint32_t q[4];
+        dwords(block + 2, q);
         for (int k = 0; k < 4; k++) {
-            lookup(dword(block + 2 + 4 * k), IQ4, u.w[k], u.w[k + 4]);
+            lookup(q[k], IQ4, u.w[k], u.w[k + 4]);
         }
         return u;
     }
 };
 
 struct Iq4Xs : Layout<256, 136> {
+    static constexpr bool LARGE = true;
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t*) {
         const int low = block[4 + i / 2] >> (i % 2 * 4) & 15, high = word(block + 2) >> (2 * i) & 3;
         Unit u = plain(half(block), (low | high << 4) - 32);
@@ -412,8 +436,10 @@ struct Mxfp4 : Layout<32, 17> {
     }
     __device__ static Unit unit(const uint8_t* block, int, const uint32_t*) {
         Unit u = plain(scale(block[0]));
+        uint32_t q[4];
+        dwords(block + 1, q);
         for (int k = 0; k < 4; k++) {
-            lookup(dword(block + 1 + 4 * k), E2M1, u.w[k], u.w[k + 4]);
+            lookup(q[k], E2M1, u.w[k], u.w[k + 4]);
         }
         return u;
     }
@@ -441,9 +467,21 @@ struct Nvfp4 : Layout<64, 36, 0, true> {
     }
 };
 
+/// The weights of a unit themselves, as bytes.
+template <class F>
+__device__ inline void centre(Unit& u) {
+    if constexpr (F::ZERO > 0) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            u.w[k] = less<F::ZERO>(u.w[k]);
+        }
+    }
+}
+
 /// The values of a unit.
 template <class F>
-__device__ inline void decode(const Unit& u, float (&out)[32]) {
+__device__ inline void decode(Unit u, float (&out)[32]) {
+    centre<F>(u);
 #pragma unroll
     for (int i = 0; i < 32; i++) {
         const int half = i / 16;

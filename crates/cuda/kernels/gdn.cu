@@ -1,6 +1,7 @@
 // Gated DeltaNet: docs/qwen4exp.md, section 2.2. The delta rule is the sequential f32 update, in prompts too; its parallelism is
 // sequences, heads and state columns.
-#include "floats.cuh"
+#include "copies.cuh"
+#include "delta.cuh"
 #include "window.cuh"
 
 namespace strata {
@@ -31,12 +32,17 @@ struct GateParams {
     uint32_t count, heads;
 };
 
-/// `exp(a * softplus(alpha + bias))` in place of alpha, `sigmoid(beta)`; rows of one value per head.
+/// A head's decay, `exp(a * softplus(alpha + bias))`.
+__device__ inline float decay(const GateParams& p, uint32_t at) {
+    const uint32_t head = at % p.heads;
+    return exp(p.a[head] * softplus(p.alpha[at] + p.bias[head]));
+}
+
+/// Decays in place of alpha, `sigmoid(beta)`; rows of one value per head.
 extern "C" __global__ void __launch_bounds__(128) strata_gdn_gates(const __grid_constant__ GateParams p) {
     const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < p.count) {
-        const uint32_t head = i % p.heads;
-        p.alpha[i] = exp(p.a[head] * softplus(p.alpha[i] + p.bias[head]));
+        p.alpha[i] = decay(p, i);
         p.beta[i] = sigmoid(p.beta[i]);
     }
 }
@@ -103,13 +109,9 @@ extern "C" __global__ void __launch_bounds__(128) strata_ngram_conv(const __grid
     }
 }
 
-/// Makes the pending history what the convolution's rows leave. A thread a channel, ascending, so that it may be the same version.
-extern "C" __global__ void __launch_bounds__(128) strata_history(const __grid_constant__ ConvParams p) {
-    const Portion portion = p.portions[blockIdx.y];
-    const uint32_t channel = blockIdx.x * blockDim.x + threadIdx.x, back = (p.kernel - 1) * p.dilation;
-    if (channel >= p.channels) {
-        return;
-    }
+/// Makes the pending history of a channel what the convolution's rows leave; ascending, so that it may be the same version.
+__device__ inline void advance(const ConvParams& p, const Portion& portion, uint32_t channel) {
+    const uint32_t back = (p.kernel - 1) * p.dilation;
     const float* from = p.state.from(portion) + p.history + channel;
     float* to = p.state.to(portion) + p.history + channel;
     const float* rows = p.rows + uint64_t(portion.row) * p.channels + channel;
@@ -120,152 +122,202 @@ extern "C" __global__ void __launch_bounds__(128) strata_history(const __grid_co
     }
 }
 
+/// The histories of all channels. Grid: channels, portions.
+extern "C" __global__ void __launch_bounds__(128) strata_history(const __grid_constant__ ConvParams p) {
+    const uint32_t channel = blockIdx.x * blockDim.x + threadIdx.x;
+    if (channel < p.channels) {
+        advance(p, p.portions[blockIdx.y], channel);
+    }
+}
+
 struct UnitNormParams {
     /// `[rows][stride]`: queries, then keys, of `dim` values a head.
-    float* x;
+    const float* x;
+    /// `[rows][heads][query, key][padded]`, as `shared_place` says; zeros behind `dim`.
+    float* out;
     uint64_t stride;
-    uint32_t count, heads, dim;
+    uint32_t count, heads, dim, padded;
     float eps, scale;
 };
 
-/// `x * rsqrt(sum of squares + eps) * scale` in place, a warp a head; the scale is the queries' only.
-extern "C" __global__ void __launch_bounds__(128) strata_unit_norm(const __grid_constant__ UnitNormParams p) {
-    const uint32_t at = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, head = at % (2 * p.heads);
-    const int lane = threadIdx.x % WARP;
-    if (at >= p.count) {
-        return;
+/// `x * rsqrt(sum of squares + eps) * scale` of a head, by a warp; the scale is the queries' only.
+__device__ inline void unit_norm(const UnitNormParams& p, const float* x, bool is_key, float* out, int lane) {
+    const float norm = rsqrt(fold(lane_squares(x, p.dim, lane)) + p.eps), scale = is_key ? 1.0f : p.scale;
+    for (uint32_t j = lane; j < p.padded; j += WARP) {
+        out[shared_place(j)] = j < p.dim ? x[j] * norm * scale : 0.0f;
     }
-    float* x = p.x + at / (2 * p.heads) * p.stride + uint64_t(head) * p.dim;
-    const float norm = rsqrt(fold(lane_squares(x, p.dim, lane)) + p.eps), scale = head < p.heads ? p.scale : 1.0f;
-    for (uint32_t j = lane; j < p.dim; j += WARP) {
-        x[j] = x[j] * norm * scale;
+}
+
+/// All heads, a warp each.
+extern "C" __global__ void __launch_bounds__(128) strata_unit_norm(const __grid_constant__ UnitNormParams p) {
+    const uint32_t at = (blockIdx.x * blockDim.x + threadIdx.x) / WARP, row = at / (2 * p.heads), head = at % (2 * p.heads);
+    if (at < p.count) {
+        const bool is_key = head >= p.heads;
+        float* out = p.out + ((uint64_t(row) * p.heads + head % p.heads) * 2 + is_key) * p.padded;
+        unit_norm(p, p.x + row * p.stride + uint64_t(head) * p.dim, is_key, out, threadIdx.x % WARP);
     }
 }
 
 struct DeltaParams {
     Recurrent state;
     const Portion* portions;
-    /// `[rows][channels]`: queries, keys, values.
-    const float* conv;
+    /// As `UnitNormParams::out`.
+    const float* keys;
+    /// `[rows]` of `value_stride` values; the first `[value_heads][value_dim]` are values.
+    const float* values;
     const float* decay;
     const float* strength;
     /// `[rows][value_heads][value_dim]`
     float* out;
-    uint32_t channels, key_heads, value_heads, key_dim, value_dim;
+    uint64_t value_stride;
+    uint32_t key_heads, value_heads, key_dim, value_dim;
 };
 
-constexpr int COLUMNS = 8;
+/// What four tokens bring for a warp's columns.
+template <int PARTS, int COLUMNS>
+struct Four {
+    struct {
+        float q[PARTS * WARP], k[PARTS * WARP];
+    } keys[4];
+    float v[4][OWN][(COLUMNS + 1) & ~1];
+    float2 gates[4];
+};
 
-/// The delta rule for `COLUMNS` state columns of one head by a warp. A lane has the elements `lane + 32 i` of each column.
-/// Grid: groups of four warps' columns, value heads, portions.
-template <int PARTS>
+/// The delta rule of a portion for `OWN * COLUMNS` columns of one head, by a warp alone. Grid: warps' columns, value heads, portions.
+template <int PARTS, int COLUMNS>
 __device__ void delta(const DeltaParams& p) {
+    constexpr int HERE = OWN * COLUMNS, VALUES = (4 * HERE + WARP - 1) / WARP;
+    // Those of two turns to come, of this one, and of the one before: its last output is still to be computed.
+    __shared__ __align__(16) Four<PARTS, COLUMNS> fours[4];
     const Portion portion = p.portions[blockIdx.z];
-    const uint32_t head = blockIdx.y, key_head = head % p.key_heads;
-    const uint32_t first = (blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP) * COLUMNS;
-    const int lane = threadIdx.x % WARP;
-    if (first >= p.value_dim) {
-        return;
+    const uint32_t head = blockIdx.y, key_head = head % p.key_heads, first = blockIdx.x * HERE;
+    const int lane = threadIdx.x, r = sharer(lane), g = group(lane);
+    const uint32_t own = first + g * COLUMNS;
+    const uint64_t at = uint64_t(head) * p.value_dim * p.key_dim, row = portion.row;
+    Columns<PARTS, COLUMNS> columns;
+    columns.load(p.state.from(portion) + at, own, p.value_dim, p.key_dim, r);
+
+    const uint32_t row_keys = p.key_heads * 2 * PARTS * WARP;
+    const float* keys = p.keys + row * row_keys + key_head * 2 * PARTS * WARP + lane * 4;
+    const float* values[VALUES];
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        const uint32_t token = (i * WARP + lane) / HERE, column = (i * WARP + lane) % HERE;
+        values[i] = p.values + (row + token) * p.value_stride + head * p.value_dim + first + column;
     }
-    const uint64_t at = (uint64_t(head) * p.value_dim + first) * p.key_dim;
-    const float* from = p.state.from(portion) + at;
-    float state[COLUMNS][PARTS];
+    const float* gates = (lane % 2 == 0 ? p.decay : p.strength) + (row + lane / 2) * p.value_heads + head;
+    uint32_t brought = 0;
+    auto bring = [&] {
+        Four<PARTS, COLUMNS>& to = fours[brought / 4 % 4];
+        const int left = int(portion.rows - min(brought, portion.rows));
+        brought += 4;
 #pragma unroll
-    for (int c = 0; c < COLUMNS; c++) {
+        for (int token = 0; token < 4; token++) {
+            if (token < left) {
 #pragma unroll
-        for (int i = 0; i < PARTS; i++) {
-            const uint32_t j = lane + WARP * i;
-            state[c][i] = first + c < p.value_dim && j < p.key_dim ? from[uint64_t(c) * p.key_dim + j] : 0.0f;
+                for (int part = 0; part < (2 * PARTS + 3) / 4; part++) {
+                    if (PARTS > 1 || lane < 2 * PARTS * WARP / 4) {
+                        start_copy<16>(to.keys[token].q + lane * 4 + part * 4 * WARP, keys + part * 4 * WARP);
+                    }
+                }
+            }
+            keys += row_keys;
         }
-    }
-    const uint32_t keys = p.key_heads * p.key_dim;
-    const int own = folded<COLUMNS>(lane);
-    const uint32_t column = first + own;
-    const bool writes = lane % (WARP / COLUMNS) == 0 && column < p.value_dim;
-    // What a row brings is loaded `AHEAD` rows before it is used: the chain from row to row is short, memory is far.
-    constexpr int AHEAD = PARTS > 4 ? 2 : 4;
-    float q_ahead[AHEAD][PARTS], k_ahead[AHEAD][PARTS], v_ahead[AHEAD], decay_ahead[AHEAD], strength_ahead[AHEAD];
-    auto load = [&](uint32_t t, int to) {
-        const uint64_t row = portion.row + min(t, portion.rows - 1);
-        const float* conv = p.conv + row * p.channels;
 #pragma unroll
-        for (int i = 0; i < PARTS; i++) {
-            const uint32_t j = lane + WARP * i;
-            q_ahead[to][i] = j < p.key_dim ? conv[key_head * p.key_dim + j] : 0.0f;
-            k_ahead[to][i] = j < p.key_dim ? conv[keys + key_head * p.key_dim + j] : 0.0f;
+        for (int i = 0; i < VALUES; i++) {
+            const int token = (i * WARP + lane) / HERE, column = (i * WARP + lane) % HERE;
+            if (token < min(left, 4) && first + column < p.value_dim) {
+                start_copy<4>(&to.v[token][column / COLUMNS][column % COLUMNS], values[i]);
+            }
+            values[i] += 4 * p.value_stride;
         }
-        v_ahead[to] = column < p.value_dim ? conv[2 * keys + head * p.value_dim + column] : 0.0f;
-        decay_ahead[to] = p.decay[row * p.value_heads + head];
-        strength_ahead[to] = p.strength[row * p.value_heads + head];
+        if (lane / 2 < min(left, 4)) {
+            start_copy<4>(reinterpret_cast<float*>(to.gates) + lane, gates);
+        }
+        gates += 4 * p.value_heads;
+        end_copies();
     };
-    auto step = [&](uint32_t t, int from) {
-        const uint64_t row = portion.row + t;
-        float q[PARTS], k[PARTS];
-#pragma unroll
-        for (int i = 0; i < PARTS; i++) {
-            q[i] = q_ahead[from][i], k[i] = k_ahead[from][i];
-        }
-        const float v = v_ahead[from], decay = decay_ahead[from], strength = strength_ahead[from];
-        load(t + AHEAD, from);
-        float acc[COLUMNS];
+
+    auto take = [&](const Four<PARTS, COLUMNS>& from, int i, auto meanwhile) {
+        float key[PARTS][OWN], value[COLUMNS];
+        own_values<PARTS>(from.keys[i].k, r, key);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
-            acc[c] = 0.0f;
-#pragma unroll
-            for (int i = 0; i < PARTS; i++) {
-                state[c][i] = state[c][i] * decay;
-                acc[c] = fma(state[c][i], k[i], acc[c]);
-            }
+            value[c] = from.v[i][g][c];
         }
-        const float mine = strength * (v - fold_many(acc, lane));
+        const float2 gate = from.gates[i];
+        columns.step(key, value, gate.x, gate.y, meanwhile);
+    };
+    // Without a part of a sum in the address of the query, that is loaded and multiplied before the sum's exchange, and the chain waits for both.
+    const uint32_t nothing = portion.rows >> 31;
+    auto output = [&](const Columns<PARTS, COLUMNS>& state, const float* query, float started, float (&sums)[COLUMNS]) {
+        float x[PARTS][OWN];
+        own_values<PARTS>(query + (to_bits(started) & nothing), r, x);
+        state.own_dots(x, sums);
+    };
+    // The outputs of four tokens are folded together, when the last of them is there: while the next four are taken in.
+    const uint32_t stride = p.value_heads * p.value_dim;
+    float* out = p.out + row * stride + head * p.value_dim + own;
+    float outputs[4][COLUMNS];
+    const float* query = fours[0].keys[0].q;
+    auto put_four = [&](uint32_t before) {
+        float mine[COLUMNS];
+        columns.exchange_four(outputs, r, mine);
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
-            const float by = __shfl_sync(ALL, mine, c * (WARP / COLUMNS));
-            acc[c] = 0.0f;
-#pragma unroll
-            for (int i = 0; i < PARTS; i++) {
-                state[c][i] = fma(by, k[i], state[c][i]);
-                acc[c] = fma(state[c][i], q[i], acc[c]);
+            if (before >= 4 && r % 2 == 0 && own + c < p.value_dim) {
+                out[uint64_t(before - 4 + r / 2) * stride + c] = mine[c];
             }
-        }
-        const float o = fold_many(acc, lane);
-        if (writes) {
-            p.out[(row * p.value_heads + head) * p.value_dim + column] = o;
         }
     };
+    bring();
+    bring();
+    uint32_t t = 0;
+    for (; t + 4 <= portion.rows; t += 4) {
+        const Four<PARTS, COLUMNS>& here = fours[t / 4 % 4];
+        await_copies<1>();
+        __syncwarp();
+        bring();
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        load(i, i);
+        for (int i = 0; i < 4; i++) {
+            take(here, i, [&](const Columns<PARTS, COLUMNS>& before, float started) {
+                output(before, query, started, outputs[(i + 3) % 4]);
+                if (i == 0) {
+                    put_four(t);
+                }
+            });
+            query = here.keys[i].q;
+        }
     }
-    for (uint32_t t = 0; t < portion.rows; t += AHEAD) {
+    output(columns, query, 0.0f, outputs[3]);
+    put_four(t);
+    await_copies<0>();
+    __syncwarp();
+    for (uint32_t i = 0; t + i < portion.rows; i++) {
+        const Four<PARTS, COLUMNS>& here = fours[t / 4 % 4];
+        take(here, i, [](const Columns<PARTS, COLUMNS>&, float) {});
+        float sums[COLUMNS];
+        output(columns, here.keys[i].q, 0.0f, sums);
+        columns.exchange(sums);
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            if (t + i < portion.rows) {
-                step(t + i, i);
+        for (int c = 0; c < COLUMNS; c++) {
+            if (r == 0 && own + c < p.value_dim) {
+                out[uint64_t(t + i) * stride + c] = sums[c];
             }
         }
     }
-    float* to = p.state.to(portion) + at;
-#pragma unroll
-    for (int c = 0; c < COLUMNS; c++) {
-#pragma unroll
-        for (int i = 0; i < PARTS; i++) {
-            const uint32_t j = lane + WARP * i;
-            if (first + c < p.value_dim && j < p.key_dim) {
-                to[uint64_t(c) * p.key_dim + j] = state[c][i];
-            }
-        }
-    }
+    columns.store(p.state.to(portion) + at, own, p.value_dim, p.key_dim, r);
 }
 
-#define STRATA_DELTA(PARTS)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(128) strata_delta_##PARTS(const __grid_constant__ DeltaParams p) { \
-        delta<PARTS>(p);                                                                                              \
+#define STRATA_DELTA(PARTS, COLUMNS)                                                                             \
+    extern "C" __global__ void __launch_bounds__(WARP) strata_delta_##PARTS(const __grid_constant__ DeltaParams p) { \
+        delta<PARTS, COLUMNS>(p);                                                                                \
     }
-STRATA_DELTA(1)
-STRATA_DELTA(2)
-STRATA_DELTA(4)
-STRATA_DELTA(8)
+// Three columns a thread: 48 heads of 128 columns are 528 warps, one for each scheduler of 132 multiprocessors.
+STRATA_DELTA(1, 3)
+STRATA_DELTA(2, 3)
+STRATA_DELTA(4, 3)
+STRATA_DELTA(8, 1)
 
 struct GatedNormParams {
     float* o;
@@ -276,22 +328,119 @@ struct GatedNormParams {
     float eps;
 };
 
-/// `rms(o) * gamma * sigmoid(z)` in place, a warp a head.
-extern "C" __global__ void __launch_bounds__(128) strata_gated_norm(const __grid_constant__ GatedNormParams p) {
-    const uint32_t at = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-    const int lane = threadIdx.x % WARP;
-    if (at >= p.count) {
-        return;
-    }
-    float* o = p.o + uint64_t(at) * p.dim;
-    const float* z = p.z + uint64_t(at) * p.dim;
+/// `rms(o) * gamma * sigmoid(z)` of a row's head, whose first value is the `at`-th, by a warp.
+__device__ inline void gated_norm(const GatedNormParams& p, const float* o, const float* z, uint64_t at, int lane) {
     const float scale = rms_scale(o, p.dim, p.eps, lane);
     for (uint32_t j = lane; j < p.dim; j += WARP) {
         const float value = o[j] * scale * p.gamma[j] * sigmoid(z[j]);
-        o[j] = value;
-        p.quantised.put(value, uint64_t(at) * p.dim + j);
+        p.o[at + j] = value;
+        p.quantised.put(value, at + j);
     }
 }
+
+/// In place, for all rows and heads, a warp each.
+extern "C" __global__ void __launch_bounds__(128) strata_gated_norm(const __grid_constant__ GatedNormParams p) {
+    const uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    if (warp < p.count) {
+        const uint64_t at = uint64_t(warp) * p.dim;
+        gated_norm(p, p.o + at, p.z + at, at, threadIdx.x % WARP);
+    }
+}
+
+/// Everything between the products, for portions of a few rows that go on from the committed version.
+struct FewParams {
+    ConvParams conv;
+    GateParams gates;
+    UnitNormParams unit_norm;
+    DeltaParams delta;
+    GatedNormParams gated_norm;
+};
+
+/// Rows of a portion, and values of a head, at most.
+constexpr int FEW_ROWS = 8, FEW_VALUES = 128;
+constexpr int FEW_THREADS = 512;
+
+/// A block of threads has a value head; what its key head brings is computed by all its value heads. Grid: value heads, portions.
+template <int PARTS>
+__device__ void few(const FewParams& p) {
+    constexpr int COLUMNS = FEW_VALUES * SHARERS / FEW_THREADS, WARPS = FEW_THREADS / WARP;
+    __shared__ float raw[FEW_ROWS][2 * PARTS * WARP + FEW_VALUES];
+    __shared__ __align__(16) float keys[FEW_ROWS][2][PARTS * WARP];
+    __shared__ float z[FEW_ROWS][FEW_VALUES], o[FEW_ROWS][FEW_VALUES];
+    __shared__ float2 gates[FEW_ROWS];
+    const DeltaParams& d = p.delta;
+    const Portion portion = d.portions[blockIdx.y];
+    const uint32_t head = blockIdx.x, key_head = head % d.key_heads;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, r = sharer(lane);
+    const uint32_t own = (warp * OWN + group(lane)) * COLUMNS;
+    const uint64_t at = uint64_t(head) * d.value_dim * d.key_dim;
+    // The state comes from afar: it is asked for first, and used last.
+    Columns<PARTS, COLUMNS> columns;
+    columns.load(d.state.from(portion) + at, own, d.value_dim, d.key_dim, r);
+    auto place = [&](uint32_t row) { return ((uint64_t(portion.row) + row) * d.value_heads + head) * d.value_dim; };
+    for (uint32_t row = warp; row < portion.rows; row += WARPS) {
+        for (uint32_t j = lane; j < d.value_dim; j += WARP) {
+            start_copy<4>(&z[row][j], p.gated_norm.z + place(row) + j);
+        }
+    }
+    end_copies();
+
+    const float* history = p.conv.state.from(portion) + p.conv.history;
+    const uint32_t own_keys = 2 * d.key_dim, all_keys = own_keys * d.key_heads;
+    for (uint32_t i = threadIdx.x; i < own_keys + d.value_dim; i += FEW_THREADS) {
+        const bool is_value = i >= own_keys;
+        const uint32_t channel = is_value ? all_keys + head * d.value_dim + i - own_keys
+                                          : (i / d.key_dim * d.key_heads + key_head) * d.key_dim + i % d.key_dim;
+        for (uint32_t t = 0; t < portion.rows; t++) {
+            raw[t][i] = silu(convolve(p.conv, portion, history, t, channel));
+        }
+        if (is_value || head < d.key_heads) {
+            advance(p.conv, portion, channel);
+        }
+    }
+    if (warp == WARPS - 1 && lane < portion.rows) {
+        const uint32_t gate = (portion.row + lane) * d.value_heads + head;
+        gates[lane] = {decay(p.gates, gate), sigmoid(p.gates.beta[gate])};
+    }
+    __syncthreads();
+    for (uint32_t i = warp; i < 2 * portion.rows; i += WARPS) {
+        const bool is_key = i % 2;
+        unit_norm(p.unit_norm, raw[i / 2] + is_key * d.key_dim, is_key, keys[i / 2][is_key], lane);
+    }
+    await_copies<0>();
+    __syncthreads();
+    for (uint32_t t = 0; t < portion.rows; t++) {
+        float key[PARTS][OWN], query[PARTS][OWN], value[COLUMNS];
+        own_values<PARTS>(keys[t][0], r, query);
+        own_values<PARTS>(keys[t][1], r, key);
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            value[c] = raw[t][own_keys + own + c];
+        }
+        columns.step(key, value, gates[t].x, gates[t].y, [](const Columns<PARTS, COLUMNS>&, float) {});
+        columns.own_dots(query, value);
+        columns.exchange(value);
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            if (r == 0) {
+                o[t][own + c] = value[c];
+            }
+        }
+    }
+    columns.store(d.state.to(portion) + at, own, d.value_dim, d.key_dim, r);
+    __syncthreads();
+    for (uint32_t t = warp; t < portion.rows; t += WARPS) {
+        gated_norm(p.gated_norm, o[t], z[t], place(t), lane);
+    }
+}
+
+#define STRATA_FEW(PARTS)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(FEW_THREADS) strata_gdn_few_##PARTS(const __grid_constant__ FewParams p) { \
+        few<PARTS>(p);                                                                                                 \
+    }
+STRATA_FEW(1)
+STRATA_FEW(2)
+STRATA_FEW(4)
 
 struct GatedValueParams {
     const float* keys;

@@ -6,36 +6,19 @@
 // three or five to a value: these, not the matrix instructions, are what the time goes to.
 #pragma once
 
-#include "few.cuh"
+#include "copies.cuh"
+#include "hopper.cuh"
 
 namespace strata {
 
 /// An accumulator of integers that starts at it holds, read as a float, 1.5 * 2^23 plus the integer: no conversion is needed.
 constexpr float MAGIC = 12582912.0f;
 
-__device__ inline uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
-
 /// Four matrices of eight rows of 16 bytes; lane `i` says where row `i % 8` of matrix `i / 8` is.
 __device__ inline void load_matrices(uint32_t (&out)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                 : "r"(shared_address(row)));
-}
-
-/// Starts a copy of 16 bytes to shared memory.
-__device__ inline void copy16(void* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from));
-#else
-    *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
-#endif
-}
-
-/// Waits for this thread's copies.
-__device__ inline void copies_done() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;");
-#endif
+                 : "r"(uint32_t(__cvta_generic_to_shared(row))));
 }
 
 /// `c += a * b` over 16 values: `a` 16 rows, `b` 8 columns.
@@ -68,7 +51,7 @@ __device__ inline void multiply32(int (&c)[4], const uint32_t (&a)[4], uint32_t 
 
 template <class F>
 struct Many {
-    static constexpr int ROWS = 128, COLS = 64, THREADS = 256;
+    static constexpr int ROWS = 128, COLS = 64, THREADS = 256, BLOCKS = 2;
     /// Units of a chunk: whole chunks make a segment.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
     // A block of threads has 64 KB here.
@@ -99,6 +82,30 @@ struct Many {
         uint32_t grid[F::GRID > 0 ? F::GRID : 1];
     };
 
+    /// Multiplies the tiles `tiles(i)`, `i` from the block's number on in steps of the grid, up to the first without rows.
+    template <class Tiles>
+    __device__ static void run(Shared& shared, const Columns& x, int units, size_t stride, Tiles tiles) {
+        for (int i = threadIdx.x; i < F::GRID; i += THREADS) {
+            shared.grid[i] = F::codebook()[i];
+        }
+        __syncthreads();
+        uint32_t number = blockIdx.x;
+        for (Tile tile = tiles(number); tile.rows > 0; tile = tiles(number += gridDim.x)) {
+            for (int from = 0; from < tile.cols; from += COLS) {
+                Columns columns = x;
+                const uint32_t* which = tile.which == nullptr ? nullptr : tile.which + from;
+                if (which == nullptr) {
+                    const size_t at = size_t(tile.first + from) * units;
+                    columns = {x.q + at * 32, x.d + at, x.sums + at};
+                }
+                product(shared, tile.weights, tile.rows, columns, which, min(COLS, tile.cols - from), units, [&](int r, int c, float sum) {
+                    tile.out[(from + c) * stride + r] = sum * tile.scale;
+                });
+            }
+        }
+    }
+
+   private:
     /// Starts the copies of a chunk's columns, and decodes its rows. What is beyond the rows, columns or units becomes zeros.
     __device__ static void fill(Stage& stage, const uint32_t* grid, const uint8_t* weights, int rows, const Columns& x,
                                 const uint32_t* which, int cols, int units, int from) {
@@ -110,7 +117,7 @@ struct Many {
             void* to = stage.q[col] + part * 16;
             if (col < cols && unit < units) {
                 const size_t at = size_t(which == nullptr ? col : which[col]) * units + unit;
-                copy16(to, x.q + at * 32 + part % 2 * 16);
+                start_copy<16>(to, x.q + at * 32 + part % 2 * 16);
             } else {
                 *static_cast<uint4*>(to) = uint4{0, 0, 0, 0};
             }
@@ -130,6 +137,7 @@ struct Many {
             Unit u = {};
             if (row < rows && unit < units) {
                 u = F::unit(weights + row * row_bytes + size_t(unit / PER_BLOCK) * F::BYTES, unit % PER_BLOCK, grid);
+                centre<F>(u);
             }
             uint4* to = reinterpret_cast<uint4*>(stage.w[row] + part * 32);
             to[0] = uint4{u.w[0], u.w[1], u.w[2], u.w[3]};
@@ -161,15 +169,9 @@ struct Many {
         const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
         // A warp has 32 rows and 32 columns: two by four matrices of 16 by 8.
         const int row = warp / 2 * 32, col = warp % 2 * 32;
-        for (int i = thread; i < F::GRID; i += THREADS) {
-            shared.grid[i] = F::codebook()[i];
-        }
-        if constexpr (F::GRID > 0) {
-            __syncthreads();
-        }
         float total[2][4][4] = {}, acc[2][4][4] = {};
         fill(shared.stages[0], shared.grid, weights, rows, x, which, cols, units, 0);
-        copies_done();
+        await_all_copies();
         __syncthreads();
         for (int from = 0, turn = 0; from < units; from += CHUNK, turn ^= 1) {
             if (from + CHUNK < units) {
@@ -189,7 +191,7 @@ struct Many {
                     acc[i / 16][i / 4 % 4][i % 4] = 0.0f;
                 }
             }
-            copies_done();
+            await_all_copies();
             __syncthreads();
         }
 #pragma unroll
@@ -201,7 +203,6 @@ struct Many {
         }
     }
 
-   private:
     /// Adds one unit's terms to a warp's values.
     __device__ static void unit(const Stage& stage, int part, int row, int col, int lane, float (&acc)[2][4][4]) {
         uint32_t a[2][4], b[2][4];
@@ -262,5 +263,13 @@ struct Many {
         }
     }
 };
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+template <class F>
+using Wide = Hopper<F>;
+#else
+template <class F>
+using Wide = Many<F>;
+#endif
 
 }  // namespace strata

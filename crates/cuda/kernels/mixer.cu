@@ -1,44 +1,64 @@
 // Hyper-connection mixers: docs/qwen4exp.md, section 2.1.
-#include "floats.cuh"
+#include "one.cuh"
 
 namespace strata {
 
-/// Twins of all parameters: `src/ops/mixer.rs`.
+/// What a mixer's write leaves to do: `x[t, s] = fma(inject[t, s], y[t], x[t, s])`. Twins of all parameters: `src/ops/mixer.rs`.
+struct Write {
+    /// `[rows][width]`, or null where nothing is left.
+    const float* y;
+    /// `[rows][streams]`
+    const float* inject;
+
+    __device__ float at(uint32_t row, uint32_t streams, uint32_t stream, uint32_t width, uint32_t j, float x) const {
+        return fma(inject[row * streams + stream], y[size_t(row) * width + j], x);
+    }
+};
+
 struct NormParams {
-    const float* x;
+    float* x;
     /// Which row of `x` each row is, or null.
     const uint32_t* rows;
     /// `[groups * width]`
     const float* gamma;
     float* out;
+    /// Of width that is a multiple of 128.
     Target quantised;
+    Write write;
     /// Rows times groups.
     uint32_t count;
     uint32_t groups, width;
     float eps;
 };
 
-constexpr int NORMERS = 256;
+constexpr int NORMERS = 640;
 constexpr int STAGED = 4096;
 
-/// `out[row][group] = rms(x[row][group]) * gamma[group]`, a block of threads a group. The sum of squares is one warp's, in the contract's order;
-/// what it adds is brought by all of them.
+/// `out[row][group] = rms(x[row][group]) * gamma[group]`, a block of threads a group, after the write that was left. The sum of squares is one
+/// warp's, in the contract's order; what it adds is brought by all of them.
 extern "C" __global__ void __launch_bounds__(NORMERS) strata_norm(const __grid_constant__ NormParams p) {
-    __shared__ float staged[STAGED];
+    __shared__ __align__(16) float staged[STAGED];
     __shared__ float found;
+    pass();
     const uint32_t at = blockIdx.x;
     const int lane = threadIdx.x % WARP;
     const uint32_t row = at / p.groups, group = at % p.groups;
-    const uint32_t from = p.rows == nullptr ? row : p.rows[row];
-    const float* x = p.x + (size_t(from) * p.groups + group) * p.width;
     const float* gamma = p.gamma + size_t(group) * p.width;
+    ready();
+    const uint32_t from = p.rows == nullptr ? row : p.rows[row];
+    float* x = p.x + (size_t(from) * p.groups + group) * p.width;
     float* out = p.out + size_t(at) * p.width;
     float squares = 0.0f;
     for (uint32_t from = 0; from < p.width; from += STAGED) {
         const uint32_t here = min(uint32_t(STAGED), p.width - from);
         __syncthreads();
         for (uint32_t j = threadIdx.x; j < here; j += NORMERS) {
-            staged[j] = x[from + j];
+            float value = x[from + j];
+            if (p.write.y != nullptr) {
+                value = p.write.at(row, p.groups, group, p.width, from + j, value);
+                x[from + j] = value;
+            }
+            staged[j] = value;
         }
         __syncthreads();
         if (threadIdx.x < WARP) {
@@ -54,10 +74,22 @@ extern "C" __global__ void __launch_bounds__(NORMERS) strata_norm(const __grid_c
     __syncthreads();
     const float scale = found;
     const size_t first = size_t(at) * p.width;
-    for (uint32_t j = threadIdx.x; j < p.width; j += NORMERS) {
-        const float normed = (p.width <= STAGED ? staged[j] : x[j]) * scale * gamma[j];
-        out[j] = normed;
-        p.quantised.put(normed, first + j);
+    if (p.width > STAGED || p.width % 4 != 0) {
+        for (uint32_t j = threadIdx.x; j < p.width; j += NORMERS) {
+            out[j] = (p.width > STAGED ? x[j] : staged[j]) * scale * gamma[j];
+        }
+        return;
+    }
+    for (uint32_t base = threadIdx.x / WARP * WARP * 4; base < p.width; base += NORMERS * 4) {
+        const uint32_t j = base + lane * 4;
+        float4 normed = {};
+        if (j < p.width) {
+            const float4 value = *reinterpret_cast<const float4*>(staged + j), by = *reinterpret_cast<const float4*>(gamma + j);
+            normed = {value.x * scale * by.x, value.y * scale * by.y, value.z * scale * by.z, value.w * scale * by.w};
+            *reinterpret_cast<float4*>(out + j) = normed;
+        }
+        const float four[4] = {normed.x, normed.y, normed.z, normed.w};
+        p.quantised.put4(four, first + j, j < p.width);
     }
 }
 
@@ -109,21 +141,83 @@ extern "C" __global__ void __launch_bounds__(256) strata_mix(const __grid_consta
     p.quantised.put(u, i);
 }
 
-struct ScatterParams {
-    const float* y;
-    const float* inject;
+struct WriteParams {
+    Write write;
     float* x;
     uint32_t count, streams, width;
 };
 
-/// `x[t, s] = fma(inject[t, s], y[t], x[t, s])`.
-extern "C" __global__ void __launch_bounds__(256) strata_scatter(const __grid_constant__ ScatterParams p) {
+/// A write that no norm came for.
+extern "C" __global__ void __launch_bounds__(256) strata_write(const __grid_constant__ WriteParams p) {
+    pass();
     const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= p.count) {
-        return;
+    ready();
+    if (i < p.count) {
+        p.x[i] = p.write.at(i / (p.streams * p.width), p.streams, i / p.width % p.streams, p.width, i % p.width, p.x[i]);
     }
-    const uint32_t row = i / (p.streams * p.width), stream = i / p.width % p.streams;
-    p.x[i] = fma(p.inject[row * p.streams + stream], p.y[size_t(row) * p.width + i % p.width], p.x[i]);
+}
+
+struct NarrowParams {
+    /// `[streams * width][rank]`
+    const uint8_t* up;
+    const float* scale;
+    /// `[rank]` and `[streams]`: the products with the normed streams.
+    const float* low;
+    float* inject;
+    /// `[streams][width]`
+    const float* normed;
+    float* u;
+    Target quantised;
+    uint32_t format, rank, width, streams;
+    /// 0 without inject weights.
+    uint32_t injected;
+};
+
+/// The rest of a mixer's read for one row, behind its first products: gates, the products with `up`, the mix. A block of threads has the
+/// same 32 values of all streams.
+extern "C" __global__ void __launch_bounds__(256) strata_narrow(const __grid_constant__ NarrowParams p) {
+    extern __shared__ __align__(16) uint8_t room[];
+    constexpr int THREADS = 256;
+    pass();
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, units = p.rank / 32;
+    const uint32_t j = blockIdx.x * 32;
+    float* gates = reinterpret_cast<float*>(room);
+    uint8_t* raw_room = room + 32 * p.streams * sizeof(float);
+    with_format(p.format, [&](auto f) {
+        using Rows = One<decltype(f), THREADS>;
+        const uint32_t row_bytes = Rows::row_bytes(units), stride = brought(32 * row_bytes), rows = 32 * p.streams;
+        const uint8_t* raw = nullptr;
+        for (uint32_t s = 0; s < p.streams; s++) {
+            const uint8_t* from = p.up + size_t(s * p.width + j) * row_bytes;
+            const uint8_t* at = bring<THREADS>(raw_room + s * stride, from, 32 * row_bytes);
+            raw = s == 0 ? at : raw;
+        }
+        const Rows one(raw_room + p.streams * stride, rows, units);
+        one.prepare();
+        ready();
+        for (int unit = warp; unit < units; unit += THREADS / WARP) {
+            one.put(unit, silu(__fdiv_rn(p.low[unit * 32 + lane], float(p.streams))), lane);
+        }
+        if (blockIdx.x == 0 && threadIdx.x < p.injected) {
+            p.inject[threadIdx.x] = 2.0f * sigmoid(__fdiv_rn(p.inject[threadIdx.x], float(p.streams)));
+        }
+        await_all_copies();
+        __syncthreads();
+        const float sum = one.product(rows, [&](int r) { return raw + r / 32 * stride + r % 32 * row_bytes; });
+        if (threadIdx.x < rows) {
+            gates[threadIdx.x] = sigmoid(p.scale == nullptr ? sum : sum * *p.scale);
+        }
+    });
+    __syncthreads();
+    if (warp == 0) {
+        float u = 0.0f;
+        for (uint32_t s = 0; s < p.streams; s++) {
+            u = fma(gates[s * 32 + lane], p.normed[size_t(s) * p.width + j + lane], u);
+        }
+        u = __fdiv_rn(u, float(p.streams));
+        p.u[j + lane] = u;
+        p.quantised.put(u, j + lane);
+    }
 }
 
 struct JoinParams {

@@ -29,83 +29,180 @@ struct ChooseParams {
     float* logits;
 };
 
-/// Softmax over a row's logits, the `used` largest (ties, and what isn't a number, to the lower id), renormalised, by id. A warp a row.
+/// The largest and the smallest of a warp's values.
+__device__ inline uint32_t largest_of(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(ALL, x);
+#else
+    for (int width = WARP / 2; width > 0; width /= 2) {
+        x = max(x, __shfl_xor_sync(ALL, x, width));
+    }
+    return x;
+#endif
+}
+__device__ inline uint32_t smallest_of(uint32_t x) { return ~largest_of(~x); }
+
+/// Softmax over a row's logits `x`, which are overwritten, the `used` largest (ties, and what isn't a number, to the lower id), renormalised, by id. Of a
+/// warp; lane `i` below `used`, at most 32, has its expert and share number `i`.
+__device__ inline void choose(const Routing& r, float* x, int lane, uint32_t& expert, float& share) {
+    __shared__ uint32_t chosen[16][WARP];
+    __shared__ float sorted[16][WARP];
+    constexpr uint32_t HELD = 16;
+    const uint32_t warp = threadIdx.x / WARP;
+    float held[HELD];
+    float largest = from_bits(0xff800000u);
+    auto each = [&](auto use) {
+#pragma unroll
+        for (uint32_t h = 0; h < HELD; h++) {
+            if (lane + WARP * h < r.all) {
+                use(held[h]);
+            }
+        }
+        for (uint32_t j = lane + WARP * HELD; j < r.all; j += WARP) {
+            use(x[j]);
+        }
+    };
+#pragma unroll
+    for (uint32_t h = 0; h < HELD; h++) {
+        held[h] = lane + WARP * h < r.all ? x[lane + WARP * h] : 0.0f;
+    }
+    each([&](float& value) { largest = value > largest ? value : largest; });
+    for (int width = WARP / 2; width > 0; width /= 2) {
+        const float other = __shfl_xor_sync(ALL, largest, width);
+        largest = other > largest ? other : largest;
+    }
+    float sum = 0.0f;
+    each([&](float& value) {
+        value = exp(value - largest);
+        sum = sum + value;
+    });
+    sum = fold(sum);
+    each([&](float& value) { value = __fdiv_rn(value, sum); });
+    // Shares are not negative, so their bits are in their order; what isn't a number comes last. 0 is for those that were chosen, and those
+    // that don't exist.
+    uint32_t ranks[HELD];
+    auto rank = [](float value) { return isnan(value) ? 1 : to_bits(value) + 2; };
+#pragma unroll
+    for (uint32_t h = 0; h < HELD; h++) {
+        ranks[h] = lane + WARP * h < r.all ? rank(held[h]) : 0;
+    }
+    uint32_t mine = 0;
+    float value = 0.0f;
+    for (uint32_t i = 0; i < r.used; i++) {
+        uint32_t best = 0, at = ~0u;
+        float of = 0.0f;
+#pragma unroll
+        for (uint32_t h = 0; h < HELD; h++) {
+            const bool better = ranks[h] > best;
+            best = better ? ranks[h] : best;
+            at = better ? lane + WARP * h : at;
+            of = better ? held[h] : of;
+        }
+        for (uint32_t j = lane + WARP * HELD; j < r.all; j += WARP) {
+            bool taken = false;
+            for (uint32_t k = 0; k < i; k++) {
+                taken = taken || chosen[warp][k] == j;
+            }
+            if (!taken && rank(x[j]) > best) {
+                best = rank(x[j]), at = j, of = x[j];
+            }
+        }
+        const uint32_t found = smallest_of(best == largest_of(best) ? at : ~0u);
+        of = __shfl_sync(ALL, of, found % WARP);
+#pragma unroll
+        for (uint32_t h = 0; h < HELD; h++) {
+            ranks[h] = found == lane + WARP * h ? 0 : ranks[h];
+        }
+        if (lane == i) {
+            mine = found, value = of;
+            chosen[warp][i] = found;
+        }
+        __syncwarp();
+    }
+    uint32_t place = 0;
+    for (uint32_t i = 0; i < r.used; i++) {
+        place += chosen[warp][i] < mine;
+    }
+    __syncwarp();
+    if (lane < r.used) {
+        chosen[warp][place] = mine, sorted[warp][place] = value;
+    }
+    __syncwarp();
+    float total = 0.0f;
+    for (uint32_t i = 0; i < r.used; i++) {
+        total = total + sorted[warp][i];
+    }
+    expert = chosen[warp][lane];
+    share = __fdiv_rn(sorted[warp][lane], total);
+    __syncwarp();
+}
+
+/// A warp a row.
 extern "C" __global__ void __launch_bounds__(128) strata_choose(const __grid_constant__ ChooseParams p) {
     const uint32_t row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
     const int lane = threadIdx.x % WARP;
     if (row >= p.r.rows) {
         return;
     }
-    float* x = p.logits + uint64_t(row) * p.r.all;
-    float largest = from_bits(0xff800000u);
-    for (uint32_t j = lane; j < p.r.all; j += WARP) {
-        largest = x[j] > largest ? x[j] : largest;
+    uint32_t expert;
+    float share;
+    choose(p.r, p.logits + uint64_t(row) * p.r.all, lane, expert, share);
+    if (lane < p.r.used) {
+        p.r.experts[row * p.r.used + lane] = expert;
+        p.r.shares[row * p.r.used + lane] = share;
     }
-    for (int width = WARP / 2; width > 0; width /= 2) {
-        const float other = __shfl_xor_sync(ALL, largest, width);
-        largest = other > largest ? other : largest;
-    }
-    float sum = 0.0f;
-    for (uint32_t j = lane; j < p.r.all; j += WARP) {
-        x[j] = exp(x[j] - largest);
-        sum = sum + x[j];
-    }
-    sum = fold(sum);
-    for (uint32_t j = lane; j < p.r.all; j += WARP) {
-        x[j] = __fdiv_rn(x[j], sum);
-    }
-    // Shares are not negative, so their bits are in their order; what isn't a number comes last. A lane's ranks stay in registers, as many as
-    // there are; 0 is for those that were chosen, and those that don't exist.
-    constexpr uint32_t HELD = 16;
-    uint32_t ranks[HELD];
-    auto rank = [&](uint32_t j) { return j >= p.r.all ? 0 : isnan(x[j]) ? 1 : to_bits(x[j]) + 2; };
-#pragma unroll
-    for (uint32_t i = 0; i < HELD; i++) {
-        ranks[i] = rank(lane + WARP * i);
-    }
-    uint64_t below = ~0ull;
-    for (uint32_t i = 0; i < p.r.used; i++) {
-        uint64_t best = 0;
-#pragma unroll
-        for (uint32_t h = 0; h < HELD; h++) {
-            const uint64_t own = uint64_t(ranks[h]) << 32 | uint32_t(~(lane + WARP * h));
-            best = ranks[h] > 0 && own > best ? own : best;
-        }
-        for (uint32_t j = lane + WARP * HELD; j < p.r.all; j += WARP) {
-            const uint64_t own = uint64_t(rank(j)) << 32 | uint32_t(~j);
-            best = own < below && own > best ? own : best;
-        }
-        for (int width = WARP / 2; width > 0; width /= 2) {
-            const uint64_t other = __shfl_xor_sync(ALL, best, width);
-            best = other > best ? other : best;
-        }
-        below = best;
-        const uint32_t chosen = ~uint32_t(best);
-#pragma unroll
-        for (uint32_t h = 0; h < HELD; h++) {
-            ranks[h] = chosen == lane + WARP * h ? 0 : ranks[h];
-        }
-        if (lane == 0) {
-            p.r.experts[row * p.r.used + i] = chosen;
+}
+
+/// Chooses for a few rows, at most 32, and groups their pairs: one block, a warp a row, or two. Everything is counted by comparing pairs
+/// with pairs.
+extern "C" __global__ void __launch_bounds__(512) strata_choose_few(const __grid_constant__ ChooseParams p) {
+    __shared__ uint32_t experts[1024], heads[1024];
+    const Routing& r = p.r;
+    const uint32_t lane = threadIdx.x % WARP, pairs = r.rows * r.used;
+    pass();
+    ready();
+    for (uint32_t row = threadIdx.x / WARP; row < r.rows; row += blockDim.x / WARP) {
+        uint32_t expert;
+        float share;
+        choose(r, p.logits + uint64_t(row) * r.all, lane, expert, share);
+        if (lane < r.used) {
+            const uint32_t pair = row * r.used + lane;
+            experts[pair] = expert;
+            r.experts[pair] = expert, r.shares[pair] = share;
         }
     }
-    __syncwarp();
-    if (lane == 0) {
-        uint32_t* experts = p.r.experts + row * p.r.used;
-        float* shares = p.r.shares + row * p.r.used;
-        for (uint32_t i = 1; i < p.r.used; i++) {
-            for (uint32_t at = i; at > 0 && experts[at] < experts[at - 1]; at--) {
-                const uint32_t moved = experts[at];
-                experts[at] = experts[at - 1];
-                experts[at - 1] = moved;
-            }
+    __syncthreads();
+    // A pair's place is behind all pairs of lower experts and behind the lower pairs of its own; a unit starts with every `tile`-th of an expert.
+    auto count = [&](uint32_t pair, uint32_t& place, uint32_t& rank, uint32_t& all) {
+        place = rank = all = 0;
+        for (uint32_t i = 0; i < pairs; i++) {
+            const uint32_t other = experts[i], own = experts[pair];
+            place += other < own || (other == own && i < pair);
+            rank += other == own && i < pair;
+            all += other == own;
         }
-        float total = 0.0f;
-        for (uint32_t i = 0; i < p.r.used; i++) {
-            total = total + x[experts[i]];
+    };
+    uint32_t place, rank, all;
+    for (uint32_t pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
+        count(pair, place, rank, all);
+        r.places[pair] = place;
+        r.order[place] = pair / r.used;
+        heads[place] = rank % r.tile == 0;
+    }
+    __syncthreads();
+    for (uint32_t pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
+        count(pair, place, rank, all);
+        uint32_t unit = 0;
+        for (uint32_t i = 0; i < place; i++) {
+            unit += heads[i];
         }
-        for (uint32_t i = 0; i < p.r.used; i++) {
-            shares[i] = __fdiv_rn(x[experts[i]], total);
+        if (rank % r.tile == 0) {
+            r.unit_expert[unit] = experts[pair];
+            r.unit_first[unit] = place;
+            r.unit_places[unit] = min(r.tile, all - rank);
+        }
+        if (place + 1 == pairs) {
+            *r.units = unit + heads[place];
         }
     }
 }

@@ -12,7 +12,7 @@ use strata_residency::{ExpertStore, LayerSource};
 use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, Stream};
 use crate::inputs::{Ids, Inputs};
 use crate::memory::{self, Described};
-use crate::ops::{self, Columns, Kernels, OpError, Routing};
+use crate::ops::{self, Columns, Kernels, Left, OpError, Routing};
 use crate::recording::{Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
@@ -80,6 +80,7 @@ impl Build for Cuda {
     ) -> Result<Described, BackendError> {
         spec.shape.qsa.as_ref().map_or(Ok(()), ops::check_attention)?;
         spec.shape.gdn.as_ref().map_or(Ok(()), ops::check_gdn)?;
+        ops::check_routing(&spec.shape.moe)?;
         Ok(memory::describe(spec, weights, experts, plan))
     }
 
@@ -107,6 +108,10 @@ pub(crate) struct CudaBackend {
     pub(crate) spec: Spec,
     pub(crate) kernels: Kernels,
     pub(crate) stream: Stream,
+    /// For work beside the stream's, with where it starts and where it is done.
+    side: Stream,
+    pub(crate) start_of_side: Event,
+    end_of_side: Event,
     pub(crate) weights: Weights,
     pub(crate) state: State,
     pub(crate) inputs: Inputs,
@@ -114,9 +119,13 @@ pub(crate) struct CudaBackend {
     /// A mixer's output, quantised; and the address of the buffer that it is of, while it is.
     pub(crate) mixed: Option<Columns>,
     pub(crate) fresh: Option<u64>,
+    /// A mixer's write that is queued with the next norm.
+    pub(crate) left: Option<Left>,
     /// `[context][cos, sin][rotary / 2]`
     pub(crate) rope: DeviceSlice<f32>,
     scratch: DeviceSlice<u8>,
+    /// What is left of the room that stays: for the shared expert of a few rows, which is computed aside.
+    kept: Scratch,
     buffers: Vec<DeviceSlice<f32>>,
     timed: Vec<Timed>,
     spare: Vec<Event>,
@@ -176,7 +185,12 @@ impl CudaBackend {
             inputs,
             routing: Routing::new(&spec, &mut kept),
             mixed: ops::mixed(&spec, &mut kept),
+            kept,
+            side: Stream::new(&context).map_err(failed)?,
+            start_of_side: Event::new(&context).map_err(failed)?,
+            end_of_side: Event::new(&context).map_err(failed)?,
             fresh: None,
+            left: None,
             rope,
             scratch: memory.part(described.scratch.offset(), described.scratch.bytes()),
             buffers: buffers.collect(),
@@ -202,6 +216,23 @@ impl CudaBackend {
         Scratch::of(self.scratch)
     }
 
+    /// Room for work aside.
+    pub(crate) fn room_aside(&self) -> Scratch {
+        self.kept.clone()
+    }
+
+    /// Queues work beside what was queued since `start_of_side` was recorded; what is queued next waits for both.
+    pub(crate) fn aside(
+        &mut self,
+        work: impl FnOnce(&Self) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        self.start_of_side.hold(&self.side).map_err(failed)?;
+        std::mem::swap(&mut self.stream, &mut self.side);
+        let done = work(self).and_then(|()| self.end_of_side.record(&self.stream).map_err(failed));
+        std::mem::swap(&mut self.stream, &mut self.side);
+        done.and_then(|()| self.end_of_side.hold(&self.stream).map_err(failed))
+    }
+
     /// The first `rows` rows of a buffer of `width` floats each.
     pub(crate) fn buffer(
         &self,
@@ -223,6 +254,7 @@ impl CudaBackend {
 
     /// Queues an op; the bytes of weights and state that it reads.
     fn queue(&mut self, op: &Op<'_>) -> Result<usize, BackendError> {
+        self.write_left(Some(op))?;
         match op {
             Op::Embed { table, tokens, x } => self.embed(*table, tokens, *x),
             Op::Ngram { layer, weights, format, scale, table_rows, spans, x } => {
@@ -254,9 +286,20 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Queues what waits: as a recording, where the same work came before.
+    /// Queues all that was submitted.
     fn flush(&mut self) -> Result<(), BackendError> {
+        self.flush_waiting()?;
+        self.write_left(None)
+    }
+
+    /// Queues what waits: as a recording, where the same work came before.
+    fn flush_waiting(&mut self) -> Result<(), BackendError> {
         let ops = std::mem::take(&mut self.waiting);
+        if ops.is_empty() {
+            return Ok(());
+        }
+        // A list that is replayed finds nothing quantised.
+        self.fresh = None;
         if !Recordings::worth(&ops) {
             return ops.iter().try_for_each(|waiting| self.queue_timed(&waiting.op()));
         }
@@ -271,6 +314,7 @@ impl CudaBackend {
             // The first time tells what each op costs.
             self.add_times()?;
             ops.iter().try_for_each(|waiting| self.queue_timed(&waiting.op()))?;
+            self.write_left(None)?;
             self.stream.synchronize().map_err(failed)?;
             let mut costs = Vec::with_capacity(ops.len());
             for Timed { start, end, costs: of } in &self.timed {
@@ -292,7 +336,8 @@ impl CudaBackend {
                     let op = waiting.op();
                     self.fresh = self.fresh.filter(|_| reads_mixed(&op));
                     self.queue(&op).map(|_| ()).map_err(Failed)
-                })
+                })?;
+                self.write_left(None).map_err(Failed)
             });
             self.recording = false;
             known.graph = Some(recorded?);
@@ -384,7 +429,7 @@ impl Backend for CudaBackend {
     fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError> {
         self.context.enter().map_err(failed)?;
         if rows(op) > MOST_ROWS {
-            self.flush()?;
+            self.flush_waiting()?;
             return self.queue_timed(op);
         }
         let waiting = Waiting::new(op);

@@ -193,31 +193,59 @@ pub fn decoding(
     Ok(found)
 }
 
-/// Products of arbitrary blocks with one column, with a few and with many, rows and columns no multiple of anything.
+/// Products of arbitrary blocks with one column, with a few and with many, rows and columns no multiple of anything; then sums as large as
+/// they get.
 pub fn products(
     format: Format,
     ours: &mut dyn Multiplies,
     theirs: &mut dyn Multiplies,
 ) -> Result<Found, CheckError> {
     let mut found = Found::default();
-    for [rows, k, cols] in [
-        [37, 256, 1],
-        [64, 2560, 1],
-        [19, 2560, 8],
-        [33, 4864, 3],
-        [8, 768, 21],
-        [65, 512, 64],
-        [300, 4864, 150],
-    ] {
-        let mut random = Random::new(format as u64 + 100);
-        let weights = random.blocks(bytes(format, k) * rows);
-        let x = random.floats(k * cols);
-        let (weights, size) = ((format, &weights[..], 0.7), [rows, k, cols]);
-        let (ours, theirs) = (ours.product(weights, &x, size)?, theirs.product(weights, &x, size)?);
+    let mut compare = |weights: &[u8], x: &[f32], size: [usize; 3]| -> Result<(), CheckError> {
+        let [rows, k, cols] = size;
+        let weights = (format, weights, 0.7);
+        let (ours, theirs) = (ours.product(weights, x, size)?, theirs.product(weights, x, size)?);
         found.floats(format_args!("{format}, {rows} rows of {k}, {cols} columns"), &ours, &theirs);
+        Ok(())
+    };
+    for [rows, k, cols] in SIZES {
+        // Rows of some formats can't be as long.
+        let Some(bytes) = format.row_bytes(k) else { continue };
+        let mut random = Random::new(format as u64 + 100);
+        let weights = random.blocks(bytes * rows);
+        compare(&weights, &random.floats(k * cols), [rows, k, cols])?;
+    }
+    for seed in 0..4 {
+        let size @ [rows, k, cols] = [256, 2560, 100];
+        let mut random = Random::new(format as u64 + 1000 * seed);
+        let weights = random.extremes(bytes(format, k) * rows);
+        compare(&weights, &random.ends(k, cols), size)?;
     }
     Ok(found)
 }
+
+/// Rows, columns of weights, columns of activations.
+const SIZES: [[usize; 3]; 18] = [
+    [37, 256, 1],
+    [64, 2560, 1],
+    [700, 10240, 1],
+    [5000, 96, 1],
+    [19, 2560, 8],
+    [33, 4864, 3],
+    [1, 512, 9],
+    [97, 256, 16],
+    [8, 768, 21],
+    [129, 2560, 33],
+    [200, 6144, 48],
+    [130, 736, 65],
+    [128, 2560, 80],
+    [64, 2304, 97],
+    [257, 2048, 128],
+    [131, 96, 129],
+    [300, 4864, 150],
+    // More tiles than a GPU has processors.
+    [2100, 512, 1100],
+];
 
 fn bytes(format: Format, k: usize) -> usize {
     format.row_bytes(k).expect("multiples of 256 are whole blocks of every format")

@@ -20,6 +20,28 @@ impl Random {
         (0..bytes).map(|_| (self.next() >> 8) as u8).collect()
     }
 
+    /// Blocks of weights and sub-scales at their ends: runs of the same bytes.
+    pub fn extremes(&mut self, bytes: usize) -> Vec<u8> {
+        let mut all = Vec::with_capacity(bytes);
+        while all.len() < bytes {
+            let run = self.next() as usize % 120 + 1;
+            let byte = [0x00, 0x3b, 0x7f, 0x80, 0xff][self.next() as usize % 5];
+            all.resize((all.len() + run).min(bytes), byte);
+        }
+        all
+    }
+
+    /// Columns of activations at their ends.
+    pub fn ends(&mut self, k: usize, cols: usize) -> Vec<f32> {
+        (0..k * cols)
+            .map(|i| match i / k % 4 {
+                0 => 1.0,
+                1 => -1.0,
+                _ => [1.0, -1.0, 1.0, 0.3][self.next() as usize % 4],
+            })
+            .collect()
+    }
+
     /// Activations: blocks of very different sizes, one of zeros, one too small.
     pub fn floats(&mut self, n: usize) -> Vec<f32> {
         (0..n)

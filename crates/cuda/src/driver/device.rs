@@ -85,7 +85,7 @@ impl Device {
             bus: text(|at, len| unsafe { call!(table, device_bus(at, len, raw)) })?,
             memory: memory as u64,
             capability: (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
-            processors: attribute(PROCESSORS)?,
+            processors: attribute(PROCESSORS)?.max(1),
             cache: u64::from(attribute(CACHE)?),
             shared_memory: u64::from(attribute(SHARED_MEMORY_OPTIN)?),
             integrated: attribute(INTEGRATED)? == 1,

@@ -4,10 +4,14 @@ use std::ffi::{CString, c_void};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::table::Opaque;
+use super::table::{LaunchAttribute, LaunchConfig, Opaque};
 use super::{Context, DriverError, Stream, call};
 
+const MAX_THREADS: i32 = 0;
 const MAX_DYNAMIC_SHARED: i32 = 8;
+const PREFERRED_SHARED: i32 = 9;
+/// The kernel may start while the one in front of it in its stream still runs.
+static EARLY: LaunchAttribute = LaunchAttribute { id: 6, value: [1, 0, 0, 0, 0, 0, 0, 0] };
 /// No code for the GPU in the image; PTX that the driver can't compile, or is too old for.
 const NO_BINARY: [i32; 4] = [209, 218, 221, 222];
 
@@ -70,18 +74,58 @@ impl Module {
         let (function, variable) = (symbol(name.to_owned()), symbol(format!("{name}_shared")));
         let (mut raw, mut at) = (std::ptr::null_mut(), 0);
         let (mut offset, mut size, mut len) = (0, size_of::<P>(), 0);
-        let mut shared = 0u32;
+        let (mut shared, mut threads) = (0u32, 0);
         // SAFETY: the module is alive; the calls write a handle, sizes, an address, and the four bytes of `shared`.
         unsafe {
             call!(table, module_function(&mut raw, self.0.raw, function.as_ptr()))?;
             call!(table, function_parameter(raw, 0, &mut offset, &mut size))?;
+            // All kernels share the first-level cache alike, as much shared memory as there is: a multiprocessor that has to divide it anew is idle
+            // until the kernel in front is done, and for microseconds more.
+            call!(table, function_set(raw, PREFERRED_SHARED, 100))?;
+            call!(table, function_get(&mut threads, MAX_THREADS, raw))?;
             if (table.module_variable)(&mut at, &mut len, self.0.raw, variable.as_ptr()) == 0 {
                 call!(table, read(std::ptr::from_mut(&mut shared).cast(), at, size_of::<u32>()))?;
                 call!(table, function_set(raw, MAX_DYNAMIC_SHARED, shared as i32))?;
             }
         }
         assert_eq!(size, size_of::<P>(), "the parameter of {name}");
-        Ok(Kernel { module: self.clone(), raw, shared, of: PhantomData })
+        Ok(Kernel {
+            module: self.clone(),
+            raw,
+            shared,
+            threads: threads as u32,
+            early: false,
+            of: PhantomData,
+        })
+    }
+
+    /// A kernel that is told at every launch how much shared memory its blocks have.
+    pub fn dynamic_kernel<P: Copy>(&self, name: &str) -> Result<Kernel<P>, DriverError> {
+        let kernel = self.kernel(name)?;
+        let (context, raw) = (&self.0.context, kernel.raw);
+        // SAFETY: the function is this module's.
+        unsafe {
+            call!(
+                context.table(),
+                function_set(raw, MAX_DYNAMIC_SHARED, context.device().shared_memory as i32)
+            )
+        }?;
+        Ok(kernel)
+    }
+
+    /// Words that a module has beside its kernels.
+    pub fn words<const N: usize>(&self, name: &str) -> Result<[u32; N], DriverError> {
+        let table = self.0.context.table();
+        let name = CString::new(name).expect("names have no zeros");
+        let mut words = [0; N];
+        let (mut at, mut len) = (0, size_of_val(&words));
+        // SAFETY: the module is alive; the calls write an address, a length, and as many bytes as the words have.
+        unsafe {
+            call!(table, module_variable(&mut at, &mut len, self.0.raw, name.as_ptr()))?;
+            assert_eq!(len, size_of_val(&words), "the words {name:?}");
+            call!(table, read(words.as_mut_ptr().cast(), at, len))?;
+        }
+        Ok(words)
     }
 }
 
@@ -98,6 +142,8 @@ pub struct Kernel<P> {
     module: Module,
     raw: Opaque,
     shared: u32,
+    early: bool,
+    threads: u32,
     of: PhantomData<fn(P)>,
 }
 
@@ -105,34 +151,56 @@ pub struct Kernel<P> {
 unsafe impl<P> Send for Kernel<P> {}
 
 impl<P: Copy> Kernel<P> {
+    /// Has it start while the kernel in front of it still runs, on GPUs that can. The kernel calls `ready()` before it touches anything that another kernel
+    /// reads or writes.
+    pub fn early(self) -> Kernel<P> {
+        let early = self.module.0.context.device().capability >= (9, 0);
+        Kernel { early, ..self }
+    }
+
+    /// The most threads of a block: as many as it was compiled for.
+    pub fn max_threads(&self) -> u32 {
+        self.threads
+    }
+
     /// Queues a launch. Nothing is launched for a grid without blocks.
     ///
     /// # Safety
     /// Every address in `parameters` leads to as much device memory as the kernel reads and writes for these sizes, alive until it is done,
     /// and no other queued work touches what it writes.
     pub unsafe fn launch(&self, stream: &Stream, grid: Grid, parameters: &P) -> Result<(), DriverError> {
-        let [x, y, z] = grid.blocks;
-        if x == 0 || y == 0 || z == 0 {
+        // SAFETY: the caller's.
+        unsafe { self.launch_with(stream, grid, self.shared, parameters) }
+    }
+
+    /// The same with so many bytes of shared memory a block.
+    ///
+    /// # Safety
+    /// As for `launch`; and so many bytes are what the kernel lays out for these parameters.
+    pub unsafe fn launch_with(
+        &self,
+        stream: &Stream,
+        grid: Grid,
+        shared: u32,
+        parameters: &P,
+    ) -> Result<(), DriverError> {
+        if grid.blocks.contains(&0) {
             return Ok(());
         }
+        let config = LaunchConfig {
+            blocks: grid.blocks,
+            threads: [grid.threads, 1, 1],
+            shared,
+            stream: stream.raw(),
+            attributes: &EARLY,
+            count: u32::from(self.early),
+        };
         let mut arguments = [std::ptr::from_ref(parameters).cast_mut().cast::<c_void>()];
         // SAFETY: one parameter of the size that the kernel was found to take, copied by the driver; the rest is the caller's.
         unsafe {
             call!(
                 self.module.0.context.table(),
-                launch(
-                    self.raw,
-                    x,
-                    y,
-                    z,
-                    grid.threads,
-                    1,
-                    1,
-                    self.shared,
-                    stream.raw(),
-                    arguments.as_mut_ptr(),
-                    std::ptr::null_mut()
-                )
+                launch(&config, self.raw, arguments.as_mut_ptr(), std::ptr::null_mut())
             )
         }
     }

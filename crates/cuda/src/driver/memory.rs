@@ -20,8 +20,10 @@ impl DeviceMemory {
     /// Takes `len` bytes, with whatever is in them.
     pub fn new(context: &Context, len: usize) -> Result<DeviceMemory, DriverError> {
         let mut at = 0;
+        // Kernels copy in pieces of 16 bytes.
+        let bytes = len.max(1).checked_next_multiple_of(16).unwrap_or(len);
         // SAFETY: writes one address; the driver refuses zero bytes.
-        unsafe { call!(context.table(), allocate(&mut at, len.max(1))) }?;
+        unsafe { call!(context.table(), allocate(&mut at, bytes)) }?;
         context.count(|made| &made.device);
         Ok(DeviceMemory { context: context.clone(), at, len })
     }

@@ -18,6 +18,24 @@ pub(super) type DevicePtr = u64;
 /// What every call returns; 0 is success.
 pub(super) type Code = c_int;
 
+/// How a kernel is launched: the driver's `CUlaunchConfig`.
+#[repr(C)]
+pub(super) struct LaunchConfig {
+    pub(super) blocks: [c_uint; 3],
+    pub(super) threads: [c_uint; 3],
+    pub(super) shared: c_uint,
+    pub(super) stream: Opaque,
+    pub(super) attributes: *const LaunchAttribute,
+    pub(super) count: c_uint,
+}
+
+/// The driver's `CUlaunchAttribute`.
+#[repr(C)]
+pub(super) struct LaunchAttribute {
+    pub(super) id: u64,
+    pub(super) value: [u64; 8],
+}
+
 /// Why there is no driver.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoDriver {
@@ -131,8 +149,9 @@ entry_points! {
     module_function = "cuModuleGetFunction" (*mut Opaque, Opaque, *const c_char);
     module_variable = "cuModuleGetGlobal_v2" (*mut DevicePtr, *mut usize, Opaque, *const c_char);
     function_parameter = "cuFuncGetParamInfo" (Opaque, usize, *mut usize, *mut usize);
+    function_get = "cuFuncGetAttribute" (*mut c_int, c_int, Opaque);
     function_set = "cuFuncSetAttribute" (Opaque, c_int, c_int);
-    launch = "cuLaunchKernel" (Opaque, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Opaque, *mut *mut c_void, *mut *mut c_void);
+    launch = "cuLaunchKernelEx" (*const LaunchConfig, Opaque, *mut *mut c_void, *mut *mut c_void);
 }
 
 /// The driver, loaded and started the first time that somebody asks.

@@ -4,7 +4,8 @@ use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, Shape, SharedWe
 use strata_quant::Format;
 
 use super::input::{Input, Target, any_blocks};
-use super::route::{RoutingParams, most_units, tile};
+use super::one::brought;
+use super::route::{FEW_PLACES as FEW, RoutingParams, most_units, tile};
 use super::{OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
@@ -30,8 +31,29 @@ struct GroupedParams {
     units: u64,
     rows: u32,
     k: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FewParams {
+    slots: u64,
+    offset: u64,
+    q: u64,
+    d: u64,
+    sums: u64,
+    order: u64,
+    out: u64,
+    scales: u64,
+    up_scales: u64,
+    hidden: Target,
+    unit_expert: u64,
+    unit_first: u64,
+    unit_places: u64,
+    units: u64,
+    rows: u32,
+    k: u32,
     tile: u32,
-    padding: u32,
+    format: u32,
 }
 
 #[repr(C)]
@@ -55,18 +77,14 @@ struct CombineParams {
     padding: u32,
 }
 
-/// The kernels of one format.
-struct OfFormat {
-    format: Format,
-    /// For units of one place; float formats have this one for all.
-    one: Kernel<GroupedParams>,
-    /// For units of 8 and of 64.
-    more: Option<[Kernel<GroupedParams>; 2]>,
-}
-
 /// The kernels.
 pub(crate) struct Experts {
-    grouped: Vec<OfFormat>,
+    /// For units of a few places, whatever the block format.
+    few: Kernel<FewParams>,
+    /// The same for gate and up rows with their SwiGLU.
+    hidden: Kernel<FewParams>,
+    /// For units of many places; of float formats for all units.
+    grouped: Vec<(Format, Kernel<GroupedParams>)>,
     swiglu: Kernel<SwigluParams>,
     combine: Kernel<CombineParams>,
 }
@@ -74,14 +92,14 @@ pub(crate) struct Experts {
 impl Experts {
     pub(crate) fn new(context: &Context) -> Result<Experts, OpError> {
         let (experts, route) = (module(context, "experts")?, module(context, "route")?);
-        let kernels = |format: Format| -> Result<_, DriverError> {
-            let name = format.name().to_lowercase();
-            let kernel = |cols: usize| experts.kernel(&format!("strata_grouped_{cols}_{name}"));
-            let more = if format.is_float() { None } else { Some([kernel(8)?, kernel(64)?]) };
-            Ok(OfFormat { format, one: kernel(1)?, more })
+        let grouped = |format: Format| -> Result<_, DriverError> {
+            let (name, cols) = (format.name().to_lowercase(), if format.is_float() { 1 } else { 64 });
+            Ok((format, experts.kernel(&format!("strata_grouped_{cols}_{name}"))?))
         };
         Ok(Experts {
-            grouped: Format::ALL.into_iter().map(kernels).collect::<Result<_, _>>()?,
+            few: experts.dynamic_kernel("strata_grouped")?.early(),
+            hidden: experts.dynamic_kernel("strata_hidden")?.early(),
+            grouped: Format::ALL.into_iter().map(grouped).collect::<Result<_, _>>()?,
             swiglu: route.kernel("strata_swiglu")?,
             combine: route.kernel("strata_combine")?,
         })
@@ -117,6 +135,9 @@ impl Room {
         Room { gate, up: room.take(pairs * moe.width), hidden: Input::new(gate, moe.width, pairs, room) }
     }
 }
+
+/// Rows for which the shared expert is computed beside the routed ones.
+pub(crate) const ASIDE: usize = 32;
 
 /// What the shared expert needs while it runs.
 pub(crate) struct SharedRoom {
@@ -173,18 +194,96 @@ impl CudaBackend {
         let up = product(w.up, slots.up, moe.width, scales[1], true);
         let down = product(w.down, slots.down, d, scales[2], false);
         self.prepare_for(&input, [w.gate, w.up].iter().any(|format| !format.is_float()))?;
-        self.grouped(&gate, &input, room.gate)?;
-        self.grouped(&up, &input, room.up)?;
-        self.swiglu(&room.hidden, room.up, moe.width, !w.down.is_float())?;
+        if !self.hidden(&gate, &up, &input, &room.hidden, !w.down.is_float())? {
+            self.grouped(&gate, &input, room.gate)?;
+            self.grouped(&up, &input, room.up)?;
+            self.swiglu(&room.hidden, room.up, moe.width, !w.down.is_float())?;
+        }
         self.grouped(&down, &room.hidden, self.routing.products)?;
         // Which experts a window uses is known on the device only: the most that it can be.
         Ok((rows * moe.used).min(moe.experts) * slots.stride)
     }
 
+    /// The parameters of a product whose units have a few places each.
+    fn few(&self, product: &Product, input: &Input, out: DeviceSlice<f32>) -> FewParams {
+        let routing = self.routing.params(&self.spec.shape.moe);
+        let [q, d, sums] = input.quantised_addresses();
+        FewParams {
+            slots: product.slots.address(),
+            offset: product.offset as u64,
+            q,
+            d,
+            sums,
+            order: if product.by_row { routing.order } else { 0 },
+            out: out.address(),
+            scales: product.scales.map_or(0, DeviceSlice::address),
+            up_scales: 0,
+            hidden: Target::NONE,
+            unit_expert: routing.unit_expert,
+            unit_first: routing.unit_first,
+            unit_places: routing.unit_places,
+            units: routing.units,
+            rows: product.rows as u32,
+            k: input.k() as u32,
+            tile: 0,
+            format: self.kernels.products.one.formats.code(product.format),
+        }
+    }
+
+    /// Gate and up products with their SwiGLU in one launch, where units have a few places and both are of one block format; whether that was so.
+    fn hidden(
+        &self,
+        gate: &Product,
+        up: &Product,
+        input: &Input,
+        hidden: &Input,
+        wanted: bool,
+    ) -> Result<bool, BackendError> {
+        let (moe, rows, formats) =
+            (self.spec.shape.moe, self.routing.rows, &self.kernels.products.one.formats);
+        let Some(bytes) = gate.format.row_bytes(input.k()) else { return Ok(false) };
+        let shared = 4 * 64 + 2 * brought(32 * bytes) + formats.room(gate.format, 64, input.k() / 32);
+        let fit = gate.format == up.format && !gate.format.is_float() && moe.width.is_multiple_of(32);
+        if !fit || tile(&moe, rows) != FEW || shared > formats.shared {
+            return Ok(false);
+        }
+        let p = FewParams {
+            offset: up.offset as u64,
+            up_scales: up.scales.map_or(0, DeviceSlice::address),
+            hidden: hidden.target(wanted, moe.width),
+            ..self.few(gate, input, hidden.floats())
+        };
+        let blocks = [(moe.width / 32) as u32, most_units(&moe, rows) as u32, 1];
+        // SAFETY: the slots start with the gate rows, and have the up rows behind the offset; `hidden` has a place for every pair.
+        let queued = unsafe {
+            self.kernels.experts.hidden.launch_with(
+                &self.stream,
+                Grid { blocks, threads: 512 },
+                shared as u32,
+                &p,
+            )
+        };
+        queued.map_err(Failed::from)?;
+        Ok(true)
+    }
+
     fn grouped(&self, product: &Product, input: &Input, out: DeviceSlice<f32>) -> Result<(), BackendError> {
-        let (moe, rows) = (self.spec.shape.moe, self.routing.rows);
+        let (moe, rows, units) =
+            (self.spec.shape.moe, self.routing.rows, most_units(&self.spec.shape.moe, self.routing.rows));
         let routing = self.routing.params(&moe);
         let [q, d, sums] = input.quantised_addresses();
+        if !product.format.is_float() && tile(&moe, rows) == FEW {
+            let formats = &self.kernels.products.one.formats;
+            let bytes = product.format.row_bytes(input.k()).expect("rows are whole blocks");
+            let height = formats.rows(product.format, product.rows, input.k() / 32, rows * moe.used);
+            let shared = brought(height * bytes) + formats.room(product.format, height, input.k() / 32);
+            let p = FewParams { tile: height as u32, ..self.few(product, input, out) };
+            let blocks = [product.rows.div_ceil(height) as u32, units as u32, 1];
+            let (kernel, grid) = (&self.kernels.experts.few, Grid { blocks, threads: 128 });
+            // SAFETY: the slots have rows of this format and length behind the offset, the columns and `out` a place for every pair.
+            let queued = unsafe { kernel.launch_with(&self.stream, grid, shared as u32, &p) };
+            return Ok(queued.map_err(Failed::from)?);
+        }
         let p = GroupedParams {
             slots: product.slots.address(),
             offset: product.offset as u64,
@@ -201,22 +300,15 @@ impl CudaBackend {
             units: routing.units,
             rows: product.rows as u32,
             k: input.k() as u32,
-            tile: 0,
-            padding: 0,
         };
-        let found = self.kernels.experts.grouped.iter().find(|of| of.format == product.format);
-        let OfFormat { one, more, .. } = found.expect("every format has kernels");
-        let few = |cols| self.kernels.products.few_rows(product.rows, input.k() / 32, cols, rows * moe.used);
-        let (kernel, height, threads) = match more {
-            Some([_, many]) if tile(&moe, rows) == 64 => (many, 128, 256),
-            Some([eight, _]) if rows > 1 => (eight, few(8), 128),
-            Some(_) => (one, few(1), 128),
-            None => (one, 4, 128),
+        let found = self.kernels.experts.grouped.iter().find(|(format, _)| *format == product.format);
+        let (_, kernel) = found.expect("every format has kernels");
+        let grid = match product.format.is_float() {
+            true => Grid { blocks: [product.rows.div_ceil(4) as u32, units as u32, 1], threads: 128 },
+            false => self.kernels.products.wide_grid(kernel, product.rows, units),
         };
-        let p = GroupedParams { tile: height as u32, ..p };
-        let blocks = [product.rows.div_ceil(height) as u32, most_units(&moe, rows) as u32, 1];
-        // SAFETY: the slots have rows of this format and length behind the offset, the columns and `out` a place for every pair.
-        let queued = unsafe { kernel.launch(&self.stream, Grid { blocks, threads }, &p) };
+        // SAFETY: as above.
+        let queued = unsafe { kernel.launch(&self.stream, grid, &p) };
         Ok(queued.map_err(Failed::from)?)
     }
 
@@ -253,14 +345,22 @@ impl CudaBackend {
         let scalar = self.weights.floats(w.scalar, d)?;
         self.routing.check(rows)?;
         let (u, y) = (self.buffer(u, rows, d)?, self.buffer(y, rows, d)?);
-        let (room, input) = (SharedRoom::new(&self.spec, u, &mut self.room()), self.mixed(u));
-        self.prepare(&input, &[gate, up])?;
-        self.product(&gate, &input, room.gate)?;
-        self.product(&up, &input, room.up)?;
-        self.swiglu(&room.hidden, room.up, width, any_blocks(&[down]))?;
-        self.product(&down, &room.hidden, room.shared)?;
+        let few = rows <= ASIDE;
+        let mut place = if few { self.room_aside() } else { self.room() };
+        let (room, input) = (SharedRoom::new(&self.spec, u, &mut place), self.mixed(u));
         let scalar = Matrix { format: Format::F32, rows: 1, k: d, bytes: scalar.cast(), scale: None };
-        self.product(&scalar, &input, room.scalar)?;
+        let shared = |backend: &Self| {
+            backend.prepare(&input, &[gate, up])?;
+            backend.products(&[(gate, room.gate), (up, room.up), (scalar, room.scalar)], &input)?;
+            backend.swiglu(&room.hidden, room.up, width, any_blocks(&[down]))?;
+            backend.product(&down, &room.hidden, room.shared)
+        };
+        // It needs nothing but the mixer's output, which is there since before the routing.
+        if few && self.fresh == Some(u.address()) {
+            self.aside(shared)?
+        } else {
+            shared(self)?
+        }
         let p = CombineParams {
             routing: self.routing.params(&moe),
             products: self.routing.products.address(),

@@ -8,6 +8,7 @@ use super::recurrent::{Conv, ConvParams, Recurrent};
 use super::{OpError, module};
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
+use crate::inputs::Round;
 use crate::scratch::Scratch;
 use crate::{Failed, failed};
 
@@ -26,13 +27,14 @@ struct GateParams {
 #[derive(Clone, Copy)]
 struct UnitNormParams {
     x: u64,
+    out: u64,
     stride: u64,
     count: u32,
     heads: u32,
     dim: u32,
+    padded: u32,
     eps: f32,
     scale: f32,
-    padding: u32,
 }
 
 #[repr(C)]
@@ -40,16 +42,16 @@ struct UnitNormParams {
 struct DeltaParams {
     state: Recurrent,
     portions: u64,
-    conv: u64,
+    keys: u64,
+    values: u64,
     decay: u64,
     strength: u64,
     out: u64,
-    channels: u32,
+    value_stride: u64,
     key_heads: u32,
     value_heads: u32,
     key_dim: u32,
     value_dim: u32,
-    padding: u32,
 }
 
 #[repr(C)]
@@ -65,33 +67,56 @@ struct GatedNormParams {
     padding: u32,
 }
 
+/// Everything between the products, for short portions.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FewParams {
+    conv: ConvParams,
+    gates: GateParams,
+    unit_norm: UnitNormParams,
+    delta: DeltaParams,
+    gated_norm: GatedNormParams,
+}
+
 /// The kernels.
 pub(crate) struct Gdn {
     gates: Kernel<GateParams>,
     conv: Kernel<ConvParams>,
     pub(crate) history: Kernel<ConvParams>,
     unit_norm: Kernel<UnitNormParams>,
-    /// By the parts of a key that a lane has.
-    delta: [(usize, Kernel<DeltaParams>); 4],
+    delta: [Delta; 4],
     gated_norm: Kernel<GatedNormParams>,
+    few: [(usize, Kernel<FewParams>); 3],
 }
 
-/// State columns of a block of threads.
-const COLUMNS: usize = 32;
+/// Rows of a portion, and values of a head, that the kernels for short portions have room for.
+const FEW_ROWS: usize = 8;
+const FEW_VALUES: usize = 128;
+
+/// The delta rule for keys of up to 32 values times `parts`; a block of threads, one warp, has `columns` state columns.
+struct Delta {
+    parts: usize,
+    columns: usize,
+    kernel: Kernel<DeltaParams>,
+}
 
 impl Gdn {
     pub(crate) fn new(context: &Context) -> Result<Gdn, OpError> {
         let module = module(context, "gdn")?;
-        let delta = |parts: usize| -> Result<_, DriverError> {
-            Ok((parts, module.kernel(&format!("strata_delta_{parts}"))?))
+        let delta = |parts: usize, columns: usize| -> Result<_, DriverError> {
+            Ok(Delta { parts, columns, kernel: module.kernel(&format!("strata_delta_{parts}"))? })
+        };
+        let few = |parts: usize| -> Result<_, DriverError> {
+            Ok((parts, module.kernel(&format!("strata_gdn_few_{parts}"))?))
         };
         Ok(Gdn {
             gates: module.kernel("strata_gdn_gates")?,
             conv: module.kernel("strata_gdn_conv")?,
             history: module.kernel("strata_history")?,
             unit_norm: module.kernel("strata_unit_norm")?,
-            delta: [delta(1)?, delta(2)?, delta(4)?, delta(8)?],
+            delta: [delta(1, 12)?, delta(2, 12)?, delta(4, 12)?, delta(8, 4)?],
             gated_norm: module.kernel("strata_gated_norm")?,
+            few: [few(1)?, few(2)?, few(4)?],
         })
     }
 }
@@ -104,10 +129,17 @@ pub(crate) fn check(g: &GdnShape) -> Result<(), BackendError> {
     Err(failed(format!("GDN keys of {} values; at most 256 can be run", g.key_dim)))
 }
 
+/// Values of a normed key with the zeros behind them: units of 32, a power of two of them.
+fn padded(g: &GdnShape) -> usize {
+    32 * g.key_dim.div_ceil(32).next_power_of_two()
+}
+
 /// What the op needs while it runs.
 pub(crate) struct Room {
     qkv: DeviceSlice<f32>,
     conv: DeviceSlice<f32>,
+    /// Queries and keys, normed.
+    keys: DeviceSlice<f32>,
     z: DeviceSlice<f32>,
     decay: DeviceSlice<f32>,
     strength: DeviceSlice<f32>,
@@ -123,6 +155,7 @@ impl Room {
         Room {
             qkv: room.take(rows * channels),
             conv: room.take(rows * channels),
+            keys: room.take(rows * g.key_heads * 2 * padded(g)),
             z: room.take(rows * values),
             decay: room.take(rows * g.value_heads),
             strength: room.take(rows * g.value_heads),
@@ -157,12 +190,21 @@ impl CudaBackend {
         let room = Room::new(&self.spec.shape, &g, u, &mut self.room());
         let (o, input) = (room.output.floats(), &self.mixed(u));
         self.prepare(input, &[qkv, gate, alpha, beta])?;
-        self.product(&qkv, input, room.qkv)?;
-        self.product(&gate, input, room.z)?;
-        self.product(&alpha, input, room.decay)?;
-        self.product(&beta, input, room.strength)?;
-        let kernels = &self.kernels.gdn;
-        let p = GateParams {
+        self.products(&[(qkv, room.qkv), (gate, room.z), (alpha, room.decay), (beta, room.strength)], input)?;
+        let state = self.recurrent(layer, &window)?;
+        let [state_floats, history] = self.state.layer(layer)?.gdn;
+        if state_floats == 0 {
+            return Err(failed(format!("layer {} has no GDN state", layer.0)));
+        }
+        let conv = Conv {
+            rows: room.qkv,
+            taps,
+            history: state_floats,
+            channels,
+            kernel: g.conv_kernel,
+            dilation: 1,
+        };
+        let gates = GateParams {
             alpha: room.decay.address(),
             beta: room.strength.address(),
             a: a.address(),
@@ -170,63 +212,32 @@ impl CudaBackend {
             count: (rows * heads) as u32,
             heads: heads as u32,
         };
-        // SAFETY: both have a value per row and head.
-        unsafe { kernels.gates.launch(&self.stream, Grid::threads(rows * heads, 128), &p) }
-            .map_err(Failed::from)?;
-
-        let state = self.recurrent(layer, &window)?;
-        let [columns, history] = self.state.layer(layer)?.gdn;
-        if columns == 0 {
-            return Err(failed(format!("layer {} has no GDN state", layer.0)));
-        }
-        let conv =
-            Conv { rows: room.qkv, taps, history: columns, channels, kernel: g.conv_kernel, dilation: 1 };
-        let (_, delta) = kernels
-            .delta
-            .iter()
-            .find(|(parts, _)| parts * 32 >= g.key_dim)
-            .expect("checked when the backend was described");
-        for round in &window.rounds {
-            let p = conv.params(state, round, room.conv.address());
-            // SAFETY: rows and output are `[rows][channels]`, and the portions lie in them.
-            unsafe { kernels.conv.launch(&self.stream, conv.grid(round), &p) }.map_err(Failed::from)?;
-            self.advance(&conv, state, round)?;
-            self.save(layer, round, columns..columns + history)?;
-        }
-        let p = UnitNormParams {
+        let unit_norm = UnitNormParams {
             x: room.conv.address(),
+            out: room.keys.address(),
             stride: channels as u64,
             count: (rows * 2 * g.key_heads) as u32,
             heads: g.key_heads as u32,
             dim: g.key_dim as u32,
+            padded: padded(&g) as u32,
             eps,
             scale: math::rsqrt(g.key_dim as f32),
-            padding: 0,
         };
-        let warps = Grid::threads(rows * 2 * g.key_heads * 32, 128);
-        // SAFETY: queries and keys are the first channels of every row.
-        unsafe { kernels.unit_norm.launch(&self.stream, warps, &p) }.map_err(Failed::from)?;
-        for round in &window.rounds {
-            let p = DeltaParams {
-                state,
-                portions: round.portions.address(),
-                conv: room.conv.address(),
-                decay: room.decay.address(),
-                strength: room.strength.address(),
-                out: o.address(),
-                channels: channels as u32,
-                key_heads: g.key_heads as u32,
-                value_heads: heads as u32,
-                key_dim: g.key_dim as u32,
-                value_dim: g.value_dim as u32,
-                padding: 0,
-            };
-            let blocks = [g.value_dim.div_ceil(COLUMNS) as u32, heads as u32, round.portions.len() as u32];
-            // SAFETY: the state is as large as `Spec` says; the portions of a round are of different sequences.
-            unsafe { delta.launch(&self.stream, Grid { blocks, threads: 128 }, &p) }.map_err(Failed::from)?;
-            self.save(layer, round, 0..columns)?;
-        }
-        let p = GatedNormParams {
+        let delta = |round: &Round| DeltaParams {
+            state,
+            portions: round.portions.address(),
+            keys: room.keys.address(),
+            values: room.conv.range(channels - values..channels).address(),
+            decay: room.decay.address(),
+            strength: room.strength.address(),
+            out: o.address(),
+            value_stride: channels as u64,
+            key_heads: g.key_heads as u32,
+            value_heads: heads as u32,
+            key_dim: g.key_dim as u32,
+            value_dim: g.value_dim as u32,
+        };
+        let gated_norm = GatedNormParams {
             o: o.address(),
             z: room.z.address(),
             gamma: gamma.address(),
@@ -236,13 +247,58 @@ impl CudaBackend {
             eps,
             padding: 0,
         };
-        // SAFETY: both are `[rows][value_heads][value_dim]`.
-        unsafe { kernels.gated_norm.launch(&self.stream, Grid::threads(rows * heads * 32, 128), &p) }
-            .map_err(Failed::from)?;
-        self.settle(&room.output, p.quantised, any_blocks(&[out]))?;
+        let kernels = &self.kernels.gdn;
+        let few = kernels.few.iter().find(|(parts, _)| parts * 32 == padded(&g));
+        // Behind a cut a portion's history is read and written in one version: there it is advanced behind whoever reads it.
+        let few = few.filter(|_| {
+            window.rounds.len() == 1 && window.rounds[0].longest <= FEW_ROWS && g.value_dim <= FEW_VALUES
+        });
+        if let Some((_, few)) = few {
+            let round = &window.rounds[0];
+            let p = FewParams {
+                conv: conv.params(state, round, room.conv.address()),
+                gates,
+                unit_norm,
+                delta: delta(round),
+                gated_norm,
+            };
+            let grid = Grid { blocks: [heads as u32, round.portions.len() as u32, 1], threads: 512 };
+            // SAFETY: as below.
+            unsafe { few.launch(&self.stream, grid, &p) }.map_err(Failed::from)?;
+            self.save(layer, round, 0..state_floats + history)?;
+        } else {
+            let heads_of_rows = |count: usize| Grid::threads(count * 32, 128);
+            // SAFETY: both have a value per row and head.
+            unsafe { kernels.gates.launch(&self.stream, Grid::threads(rows * heads, 128), &gates) }
+                .map_err(Failed::from)?;
+            for round in &window.rounds {
+                let p = conv.params(state, round, room.conv.address());
+                // SAFETY: rows and output are `[rows][channels]`, and the portions lie in them.
+                unsafe { kernels.conv.launch(&self.stream, conv.grid(round), &p) }.map_err(Failed::from)?;
+                self.advance(&conv, state, round)?;
+                self.save(layer, round, state_floats..state_floats + history)?;
+            }
+            let warps = heads_of_rows(rows * 2 * g.key_heads);
+            // SAFETY: queries and keys are the first channels of every row.
+            unsafe { kernels.unit_norm.launch(&self.stream, warps, &unit_norm) }.map_err(Failed::from)?;
+            let by_parts = kernels.delta.iter().find(|delta| delta.parts * 32 == padded(&g));
+            let Delta { kernel, columns, .. } = by_parts.expect("checked when the backend was described");
+            for round in &window.rounds {
+                let columns = g.value_dim.div_ceil(*columns);
+                let blocks = [columns as u32, heads as u32, round.portions.len() as u32];
+                // SAFETY: the state is as large as `Spec` says; the portions of a round are of different sequences.
+                unsafe { kernel.launch(&self.stream, Grid { blocks, threads: 32 }, &delta(round)) }
+                    .map_err(Failed::from)?;
+                self.save(layer, round, 0..state_floats)?;
+            }
+            // SAFETY: both are `[rows][value_heads][value_dim]`.
+            unsafe { kernels.gated_norm.launch(&self.stream, heads_of_rows(rows * heads), &gated_norm) }
+                .map_err(Failed::from)?;
+        }
+        self.settle(&room.output, gated_norm.quantised, any_blocks(&[out]))?;
         self.product(&out, &room.output, y)?;
         self.state.note_pending(spans, layer);
         let matrices: usize = [qkv, gate, alpha, beta, out].iter().map(|w| w.bytes.len()).sum();
-        Ok(matrices + spans.len() * 4 * (columns + history))
+        Ok(matrices + spans.len() * 4 * (state_floats + history))
     }
 }

@@ -2,7 +2,8 @@
 
 use strata_backend::BackendError;
 
-use super::Columns;
+use super::one::Wanted;
+use super::{Columns, Kernels};
 use crate::backend::CudaBackend;
 use crate::driver::DeviceSlice;
 use crate::scratch::Scratch;
@@ -126,17 +127,45 @@ impl CudaBackend {
         input: &Input,
         out: DeviceSlice<f32>,
     ) -> Result<(), BackendError> {
+        self.products(&[(*w, out)], input)
+    }
+
+    /// The same for several matrices: in one launch, where there is one column.
+    pub(crate) fn products(
+        &self,
+        list: &[(Matrix, DeviceSlice<f32>)],
+        input: &Input,
+    ) -> Result<(), BackendError> {
         let Input { floats, quantised, k, cols } = *input;
-        if w.format.is_float() {
-            return Ok(self
-                .kernels
-                .floats
-                .product(&self.stream, w, floats, cols, out)
-                .map_err(Failed::from)?);
+        let Kernels { products, floats: float_products, .. } = &self.kernels;
+        if let Some((w, _)) = list.iter().find(|(w, _)| !w.format.is_float() && quantised.is_none()) {
+            return Err(failed(format!("columns of {k} values for {}", w.format)));
         }
-        let columns = quantised.ok_or_else(|| failed(format!("columns of {k} values for {}", w.format)))?;
-        let (weights, sizes) = ((w.format, w.bytes), [w.rows, w.k, cols]);
-        let queued = self.kernels.products.product(&self.stream, weights, sizes, &columns, w.scale, out);
-        Ok(queued.map_err(Failed::from)?)
+        let (together, apart): (Vec<_>, Vec<_>) =
+            list.iter().partition(|(w, _)| cols == 1 && products.one.fits(w.format, k));
+        let wanted: Vec<Wanted> = together
+            .iter()
+            .map(|(w, out)| Wanted {
+                format: w.format,
+                weights: w.bytes,
+                rows: w.rows,
+                scale: w.scale,
+                out: *out,
+            })
+            .collect();
+        let (floats_apart, apart): (Vec<_>, Vec<_>) = apart.iter().partition(|(w, _)| w.format.is_float());
+        let queue = || {
+            products.one.launch(&self.stream, &wanted, k, quantised.as_ref(), Some(floats))?;
+            let alike = floats_apart.chunk_by(|(a, _), (b, _)| a.format == b.format);
+            for two in alike.flat_map(|alike| alike.chunks(2)) {
+                let two: Vec<_> = two.iter().map(|(w, out)| (w, *out)).collect();
+                float_products.product(&self.stream, &two, floats, cols)?;
+            }
+            apart.iter().zip(quantised.iter().cycle()).try_for_each(|((w, out), columns)| {
+                let (weights, sizes) = ((w.format, w.bytes), [w.rows, w.k, cols]);
+                products.product(&self.stream, weights, sizes, columns, w.scale, *out)
+            })
+        };
+        Ok(queue().map_err(Failed::from)?)
     }
 }

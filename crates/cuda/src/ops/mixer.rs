@@ -1,14 +1,25 @@
 //! Hyper-connection mixers and the head behind the last: `kernels/mixer.cu`.
 
-use strata_backend::{BackendError, Buffer, MixerWeights, Shape, Spec, Weight};
+use strata_backend::{BackendError, Buffer, MixerWeights, Op, Shape, Spec, Weight};
 
+use super::experts::ASIDE;
 use super::input::{Input, Target, any_blocks};
+use super::one::{Formats, brought, most_rows};
 use super::{OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
-use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Stream};
+use crate::driver::{Context, DeviceSlice, Grid, Kernel};
 use crate::inputs::Ids;
 use crate::scratch::Scratch;
+use crate::weights::Matrix;
+
+/// A mixer's write that is left to do; zeros for none.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Write {
+    y: u64,
+    inject: u64,
+}
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -18,6 +29,7 @@ struct NormParams {
     gamma: u64,
     out: u64,
     quantised: Target,
+    write: Write,
     count: u32,
     groups: u32,
     width: u32,
@@ -51,9 +63,8 @@ struct MixParams {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct ScatterParams {
-    y: u64,
-    inject: u64,
+struct WriteParams {
+    write: Write,
     x: u64,
     count: u32,
     streams: u32,
@@ -61,53 +72,60 @@ struct ScatterParams {
     padding: u32,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct NarrowParams {
+    up: u64,
+    scale: u64,
+    low: u64,
+    inject: u64,
+    normed: u64,
+    u: u64,
+    quantised: Target,
+    format: u32,
+    rank: u32,
+    width: u32,
+    streams: u32,
+    injected: u32,
+    padding: u32,
+}
+
+/// The widest stream that the norm quantises itself.
+const STAGED: usize = 4096;
+
 /// The kernels.
 pub(crate) struct Mixers {
     norm: Kernel<NormParams>,
     gates: Kernel<GatesParams>,
     mix: Kernel<MixParams>,
-    scatter: Kernel<ScatterParams>,
+    write: Kernel<WriteParams>,
+    narrow: Kernel<NarrowParams>,
 }
 
 impl Mixers {
     pub(crate) fn new(context: &Context) -> Result<Mixers, OpError> {
         let module = module(context, "mixer")?;
         Ok(Mixers {
-            norm: module.kernel("strata_norm")?,
+            norm: module.kernel("strata_norm")?.early(),
             gates: module.kernel("strata_mixer_gates")?,
             mix: module.kernel("strata_mix")?,
-            scatter: module.kernel("strata_scatter")?,
+            write: module.kernel("strata_write")?.early(),
+            narrow: module.dynamic_kernel("strata_narrow")?.early(),
         })
     }
+}
 
-    #[allow(clippy::too_many_arguments)]
-    /// `out[row][group] = rms(x[rows[row]][group]) * gamma[group]`; all rows in order where none are named.
-    pub(crate) fn norm(
-        &self,
-        stream: &Stream,
-        x: DeviceSlice<f32>,
-        rows: Option<DeviceSlice<u32>>,
-        gamma: DeviceSlice<f32>,
-        width: usize,
-        eps: f32,
-        out: DeviceSlice<f32>,
-        quantised: Target,
-    ) -> Result<(), DriverError> {
-        let (count, groups) = (out.len() / width, gamma.len() / width);
-        assert!(rows.is_some_and(|rows| rows.len() * groups == count) || x.len() == out.len());
-        let p = NormParams {
-            x: x.address(),
-            rows: rows.map_or(0, DeviceSlice::address),
-            gamma: gamma.address(),
-            out: out.address(),
-            quantised,
-            count: count as u32,
-            groups: groups as u32,
-            width: width as u32,
-            eps,
-        };
-        // SAFETY: the sizes were compared above; row numbers were checked against the buffer by the caller.
-        unsafe { self.norm.launch(stream, Grid { blocks: [count as u32, 1, 1], threads: 256 }, &p) }
+/// A mixer's write that is left for the norm that comes next on the same rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Left {
+    y: DeviceSlice<f32>,
+    inject: DeviceSlice<f32>,
+    x: DeviceSlice<f32>,
+}
+
+impl Left {
+    fn write(&self) -> Write {
+        Write { y: self.y.address(), inject: self.inject.address() }
     }
 }
 
@@ -133,6 +151,17 @@ impl Room {
             narrow: Input::new(low, rank, rows, room),
         }
     }
+}
+
+/// Bytes of shared memory of a block of `strata_narrow`, if it can be had for this matrix.
+fn narrow_room(formats: &Formats, up: &Matrix, shape: &Shape) -> Option<usize> {
+    let Shape { hidden: d, streams, mixer_rank: rank, .. } = *shape;
+    let row = up.format.row_bytes(rank)?;
+    let whole = rank.is_multiple_of(32) && d.is_multiple_of(32) && (d * row).is_multiple_of(16);
+    let rows = 32 * streams;
+    let bytes = 4 * rows + streams * brought(32 * row) + formats.room(up.format, rows, rank / 32);
+    let fit = rows.is_power_of_two() && rows <= most_rows(up.format, 256) && bytes <= formats.shared;
+    (!up.format.is_float() && whole && fit).then_some(bytes)
 }
 
 /// What the head needs besides its mixer: the rows' inputs.
@@ -161,12 +190,15 @@ impl CudaBackend {
         let (address, u) = (u.address(), self.mixed(u));
         let read = self.mix(w, x, None, &room, (&u, true), Some(inject))?;
         self.fresh = Some(address);
+        if rows <= ASIDE {
+            self.start_of_side.record(&self.stream).map_err(Failed::from)?;
+        }
         Ok(read)
     }
 
     /// A mixer over the rows of `x`, or over some of them; `inject` for a mixer that shall have inject weights.
     fn mix(
-        &self,
+        &mut self,
         w: &MixerWeights,
         x: DeviceSlice<f32>,
         some: Option<DeviceSlice<u32>>,
@@ -182,14 +214,51 @@ impl CudaBackend {
             (Some(w), Some(to)) => Some((self.weights.matrix(w, streams, wide)?, to)),
             _ => None,
         };
-        let Mixers { gates, mix, .. } = &self.kernels.mixers;
-        let target = room.wide.target(any_blocks(&[down]), d);
-        let norm = self.kernels.mixers.norm(&self.stream, x, some, gamma, d, eps, room.normed, target);
-        norm.map_err(Failed::from)?;
+        let Mixers { norm, gates, mix, narrow, .. } = &self.kernels.mixers;
+        let left = self.left.take().map_or_else(Write::default, |left| left.write());
+        let target = room.wide.target(any_blocks(&[down]) && d <= STAGED, d);
+        let groups = room.normed.len() / d;
+        let p = NormParams {
+            x: x.address(),
+            rows: some.map_or(0, DeviceSlice::address),
+            gamma: gamma.address(),
+            out: room.normed.address(),
+            quantised: target,
+            write: left,
+            count: groups as u32,
+            groups: streams as u32,
+            width: d as u32,
+            eps,
+        };
+        // SAFETY: `x` has these rows, or those that are named; `Room` made the rest as large.
+        unsafe { norm.launch(&self.stream, Grid { blocks: [groups as u32, 1, 1], threads: 640 }, &p) }
+            .map_err(Failed::from)?;
         self.settle(&room.wide, target, any_blocks(&[down]))?;
-        self.product(&down, &room.wide, room.low)?;
-        if let Some((w, to)) = &inject {
-            self.product(w, &room.wide, *to)?;
+        let mut products = vec![(down, room.low)];
+        products.extend(inject);
+        self.products(&products, &room.wide)?;
+        let read = down.bytes.len() + up.bytes.len() + inject.map_or(0, |(w, _)| w.bytes.len());
+        let formats = &self.kernels.products.one.formats;
+        if let Some(shared) = narrow_room(formats, &up, &self.spec.shape).filter(|_| groups == streams) {
+            let p = NarrowParams {
+                up: up.bytes.address(),
+                scale: up.scale.map_or(0, DeviceSlice::address),
+                low: room.low.address(),
+                inject: inject.map_or(0, |(_, to)| to.address()),
+                normed: room.normed.address(),
+                u: u.floats().address(),
+                quantised: u.target(wanted, d),
+                format: formats.code(up.format),
+                rank: rank as u32,
+                width: d as u32,
+                streams: streams as u32,
+                injected: inject.map_or(0, |(_, to)| to.len()) as u32,
+                padding: 0,
+            };
+            let grid = Grid { blocks: [(d / 32) as u32, 1, 1], threads: 256 };
+            // SAFETY: one row of everything; `narrow_room` counts what the kernel lays out.
+            unsafe { narrow.launch_with(&self.stream, grid, shared as u32, &p) }.map_err(Failed::from)?;
+            return Ok(read);
         }
         let target = room.narrow.target(any_blocks(&[up]), rank);
         let p = GatesParams {
@@ -220,10 +289,10 @@ impl CudaBackend {
         unsafe { mix.launch(&self.stream, Grid::threads(u.floats().len(), 256), &p) }
             .map_err(Failed::from)?;
         self.settle(u, p.quantised, wanted)?;
-        Ok(down.bytes.len() + up.bytes.len() + inject.map_or(0, |(w, _)| w.bytes.len()))
+        Ok(read)
     }
 
-    /// Adds `y` to every stream, weighed.
+    /// Adds `y` to every stream, weighed: leaves it to the norm that comes next.
     pub(crate) fn mixer_write(
         &mut self,
         rows: usize,
@@ -232,20 +301,41 @@ impl CudaBackend {
         x: Buffer,
     ) -> Result<usize, BackendError> {
         let Shape { hidden: d, streams, .. } = self.spec.shape;
-        let x = self.buffer(x, rows, streams * d)?;
-        let p = ScatterParams {
-            y: self.buffer(y, rows, d)?.address(),
-            inject: self.buffer(inject, rows, streams)?.address(),
-            x: x.address(),
-            count: x.len() as u32,
+        self.left = Some(Left {
+            y: self.buffer(y, rows, d)?,
+            inject: self.buffer(inject, rows, streams)?,
+            x: self.buffer(x, rows, streams * d)?,
+        });
+        Ok(0)
+    }
+
+    /// Whether an op takes over the write that is left: a mixer's read of the same rows.
+    fn takes_over(&self, op: &Op<'_>) -> bool {
+        let Op::MixerRead { rows, x, .. } = op else { return false };
+        let Shape { hidden: d, streams, .. } = self.spec.shape;
+        let x = self.buffer(*x, *rows, streams * d).map(|x| (x.address(), x.len()));
+        self.left.is_some_and(|left| x.is_ok_and(|x| x == (left.x.address(), left.x.len())))
+    }
+
+    /// Does the write that is left, unless `op` does.
+    pub(crate) fn write_left(&mut self, op: Option<&Op<'_>>) -> Result<(), BackendError> {
+        if op.is_some_and(|op| self.takes_over(op)) {
+            return Ok(());
+        }
+        let Some(left) = self.left.take() else { return Ok(()) };
+        let Shape { hidden: d, streams, .. } = self.spec.shape;
+        let p = WriteParams {
+            write: left.write(),
+            x: left.x.address(),
+            count: left.x.len() as u32,
             streams: streams as u32,
             width: d as u32,
             padding: 0,
         };
-        // SAFETY: the buffers have these sizes.
-        unsafe { self.kernels.mixers.scatter.launch(&self.stream, Grid::threads(x.len(), 256), &p) }
-            .map_err(Failed::from)?;
-        Ok(0)
+        // SAFETY: the three have the same rows.
+        let queued =
+            unsafe { self.kernels.mixers.write.launch(&self.stream, Grid::threads(left.x.len(), 256), &p) };
+        Ok(queued.map_err(Failed::from)?)
     }
 
     /// `logits[i] = output . mixer(x[rows[i]])`.

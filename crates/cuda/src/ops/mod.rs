@@ -10,6 +10,7 @@ mod gdn;
 mod input;
 mod mixer;
 mod ngram;
+mod one;
 mod products;
 mod qsa;
 mod recurrent;
@@ -18,9 +19,10 @@ mod route;
 use strata_backend::Spec;
 
 pub(crate) use gdn::check as check_gdn;
+pub(crate) use mixer::Left;
 pub use products::{Columns, Products};
 pub(crate) use qsa::check as check_attention;
-pub(crate) use route::Routing;
+pub(crate) use route::{Routing, check as check_routing};
 
 use crate::driver::{Context, DeviceSlice, DriverError, Module};
 use crate::scratch::Scratch;
@@ -142,5 +144,7 @@ pub(crate) fn kept_bytes(spec: &Spec) -> usize {
     let mut room = Scratch::counting();
     Routing::new(spec, &mut room);
     mixed(spec, &mut room);
+    let few = spec.window.max(spec.sequences).min(experts::ASIDE);
+    experts::SharedRoom::new(spec, DeviceSlice::nowhere(few * spec.shape.hidden), &mut room);
     room.used()
 }

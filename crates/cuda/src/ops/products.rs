@@ -2,6 +2,7 @@
 
 use strata_quant::Format;
 
+use super::one::{One, Wanted};
 use super::{OpError, module};
 use crate::driver::{Context, DeviceMemory, DeviceSlice, DriverError, Grid, Kernel, Stream};
 
@@ -70,9 +71,11 @@ struct DecodeParams {
     units: u64,
 }
 
+/// Columns of a tile of the kernels for many columns. Twin: `Wide::COLS` in `kernels/many.cuh`.
+pub(crate) const WIDE: usize = 128;
+
 /// The kernels of one block format.
 struct OfFormat {
-    one: Kernel<ProductParams>,
     eight: Kernel<ProductParams>,
     /// With tensor cores.
     many: Kernel<ProductParams>,
@@ -81,6 +84,8 @@ struct OfFormat {
 
 /// Products with block-format weights, bit for bit those of every other backend.
 pub struct Products {
+    /// For one column.
+    pub(crate) one: One,
     processors: usize,
     /// Room of the kernels for eight columns.
     terms: usize,
@@ -96,7 +101,6 @@ impl Products {
         let of_format = |format: Format| {
             let name = format.name().to_lowercase();
             let kernels = OfFormat {
-                one: module.kernel(&format!("strata_product_1_{name}"))?,
                 eight: module.kernel(&format!("strata_product_8_{name}"))?,
                 many: module.kernel(&format!("strata_product_64_{name}"))?,
                 decode: module.kernel(&format!("strata_decode_{name}"))?,
@@ -104,6 +108,7 @@ impl Products {
             Ok((format, kernels))
         };
         Ok(Products {
+            one: One::new(context, &module)?,
             processors: context.device().processors as usize,
             terms: if context.device().capability < (8, 0) { 260 } else { 520 },
             quantise: module.kernel("strata_quantise")?,
@@ -116,13 +121,19 @@ impl Products {
         &found.unwrap_or_else(|| panic!("{format} is no block format")).1
     }
 
-    /// How many of `rows` rows of `units` units a block of threads takes, in the kernels for one column and for eight: enough blocks to fill
-    /// the GPU, and no more terms than `kernels/few.cuh` has room for. `matrices` are multiplied at once.
-    pub(crate) fn few_rows(&self, rows: usize, units: usize, cols: usize, matrices: usize) -> usize {
-        let (round, terms) = if cols == 1 { (320, 1312) } else { (64, self.terms) };
-        let here = units.min(round);
-        let most = (terms / (here + 1)).min(128 / (cols * here.div_ceil(64)));
-        (rows * matrices / (4 * self.processors)).clamp(1, most.max(1))
+    /// How many of `rows` rows of `units` units a block of threads takes, in the kernels for eight columns: enough blocks to fill the GPU, and no
+    /// more terms than `kernels/few.cuh` has room for.
+    fn few_rows(&self, rows: usize, units: usize) -> usize {
+        let most = (self.terms / (units.min(64) + 2).next_multiple_of(2)).min(128 / 8);
+        (rows / (4 * self.processors)).clamp(1, most.max(1))
+    }
+
+    /// Blocks of threads for a kernel that takes tiles of 128 rows and up to [`WIDE`] columns one after the other: as many as there is room for
+    /// at once, by the threads that it was compiled for.
+    pub(crate) fn wide_grid<P: Copy>(&self, kernel: &Kernel<P>, rows: usize, groups: usize) -> Grid {
+        let threads = kernel.max_threads();
+        let room = self.processors * 512 / threads as usize;
+        Grid { blocks: [room.min(rows.div_ceil(128) * groups) as u32, 1, 1], threads }
     }
 
     /// Quantises `x`, `[cols][k]`.
@@ -170,6 +181,15 @@ impl Products {
             "{format}"
         );
         assert!(out.len() >= rows * cols && x.q.len() >= k * cols && x.d.len() >= k / 32 * cols);
+        if cols == 1 && self.one.fits(format, k) {
+            return self.one.launch(
+                stream,
+                &[Wanted { format, weights, rows, scale, out }],
+                k,
+                Some(x),
+                None,
+            );
+        }
         let p = ProductParams {
             weights: weights.address(),
             q: x.q.address(),
@@ -182,15 +202,16 @@ impl Products {
             k: k as u32,
             tile: 0,
         };
-        let (kernel, at_once, tile, threads) = match cols {
-            1 => (&kernels.one, 1, self.few_rows(rows, k / 32, 1, 1), 128),
-            2..=8 => (&kernels.eight, 8, self.few_rows(rows, k / 32, 8, 1), 128),
-            _ => (&kernels.many, 64, 128, 256),
-        };
+        if cols > 8 {
+            let grid = self.wide_grid(&kernels.many, rows, cols.div_ceil(WIDE));
+            // SAFETY: the sizes were compared above.
+            return unsafe { kernels.many.launch(stream, grid, &p) };
+        }
+        let tile = self.few_rows(rows, k / 32);
         let p = ProductParams { tile: tile as u32, ..p };
-        let blocks = [rows.div_ceil(tile) as u32, cols.div_ceil(at_once) as u32, 1];
+        let blocks = [rows.div_ceil(tile) as u32, cols.div_ceil(8) as u32, 1];
         // SAFETY: the sizes were compared above.
-        unsafe { kernel.launch(stream, Grid { blocks, threads }, &p) }
+        unsafe { kernels.eight.launch(stream, Grid { blocks, threads: 128 }, &p) }
     }
 
     /// Decodes whole blocks into `out`.

@@ -2,6 +2,7 @@
 
 use strata_backend::{BackendError, Buffer, MoeShape, Spec, Weight};
 
+use super::products::WIDE;
 use super::{OpError, module};
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
@@ -37,6 +38,7 @@ struct ChooseParams {
 /// The kernels.
 pub(crate) struct Route {
     choose: Kernel<ChooseParams>,
+    choose_few: Kernel<ChooseParams>,
     count: Kernel<RoutingParams>,
     scan: Kernel<RoutingParams>,
     place: Kernel<RoutingParams>,
@@ -47,6 +49,7 @@ impl Route {
         let module = module(context, "route")?;
         Ok(Route {
             choose: module.kernel("strata_choose")?,
+            choose_few: module.kernel("strata_choose_few")?.early(),
             count: module.kernel("strata_count")?,
             scan: module.kernel("strata_scan")?,
             place: module.kernel("strata_place")?,
@@ -54,10 +57,24 @@ impl Route {
     }
 }
 
+/// Rows that are grouped where they are chosen, by one block.
+const FEW: usize = 32;
+
+/// Whether there is a kernel for so many experts a row.
+pub(crate) fn check(moe: &MoeShape) -> Result<(), BackendError> {
+    if moe.used <= 32 {
+        return Ok(());
+    }
+    Err(failed(format!("{} experts a token; at most 32 can be run", moe.used)))
+}
+
+/// Places of a unit where an expert has a few.
+pub(crate) const FEW_PLACES: usize = 8;
+
 /// Places of one expert that a unit of work has, at most: as many columns as a kernel takes at once. Wide units where an expert has several
 /// rows to expect, for tensor cores.
 pub(crate) fn tile(moe: &MoeShape, rows: usize) -> usize {
-    if rows * moe.used >= 4 * moe.experts { 64 } else { 8 }
+    if rows * moe.used >= 4 * moe.experts { WIDE } else { FEW_PLACES }
 }
 
 /// The most units that `rows` rows can make.
@@ -160,9 +177,15 @@ impl CudaBackend {
         self.prepare(&input, &[router])?;
         self.product(&router, &input, room.logits)?;
         let p = ChooseParams { routing: self.routing.params(&moe), logits: room.logits.address() };
+        let Route { choose, choose_few, .. } = &self.kernels.route;
+        let (kernel, grid) = if rows <= FEW {
+            (choose_few, Grid { blocks: [1; 3], threads: 32 * rows.min(16) as u32 })
+        } else {
+            (choose, Grid::threads(rows * 32, 128))
+        };
         // SAFETY: the routing has room for the widest window.
-        unsafe { self.kernels.route.choose.launch(&self.stream, Grid::threads(rows * 32, 128), &p) }
-            .map_err(Failed::from)?;
+        unsafe { kernel.launch(&self.stream, grid, &p) }.map_err(Failed::from)?;
+        self.routing.grouped = rows <= FEW;
         Ok(router.bytes.len())
     }
 
@@ -170,6 +193,9 @@ impl CudaBackend {
     pub(crate) fn group(&mut self, rows: usize) -> Result<usize, BackendError> {
         if rows != self.routing.rows {
             return Err(failed(format!("{rows} rows to group where {} were routed", self.routing.rows)));
+        }
+        if self.routing.grouped {
+            return Ok(0);
         }
         let moe = self.spec.shape.moe;
         let (p, pairs) = (self.routing.params(&moe), Grid::threads(rows * moe.used, 256));

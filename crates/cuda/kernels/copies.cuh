@@ -1,0 +1,64 @@
+// Copies from global to shared memory that run while their warp goes on; where a GPU has none, they are done at once.
+#pragma once
+
+#include <cstdint>
+
+namespace strata {
+
+/// Starts a copy of `BYTES`, 4 or 16.
+template <int BYTES>
+__device__ inline void start_copy(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+    const uint32_t shared = uint32_t(__cvta_generic_to_shared(to));
+    if constexpr (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(BYTES) : "memory");
+    }
+#else
+    if constexpr (BYTES == 16) {
+        *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+    } else {
+        *static_cast<uint32_t*>(to) = *static_cast<const uint32_t*>(from);
+    }
+#endif
+}
+
+/// Ends a group: the copies that this thread started since the last one.
+__device__ inline void end_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/// Waits for all of this thread's groups but the latest `LEFT`.
+template <int LEFT>
+__device__ inline void await_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+}
+
+/// Waits for all of this thread's copies.
+__device__ inline void await_all_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+/// Bytes of shared memory that `bring` takes. Twin: `ops/one.rs`.
+__device__ constexpr uint32_t brought(uint32_t bytes) { return (bytes + 15 + 15) / 16 * 16; }
+
+/// Starts copying `bytes` bytes by all threads; returns where the first will lie. They are copied with the whole 16 bytes that the first and
+/// the last lie in, which are the same allocation's: those start and end at multiples of 16.
+template <int THREADS>
+__device__ inline const uint8_t* bring(uint8_t* room, const void* from, uint32_t bytes) {
+    const uint32_t off = uint32_t(reinterpret_cast<uintptr_t>(from)) & 15;
+    const uint8_t* first = static_cast<const uint8_t*>(from) - off;
+    for (uint32_t i = threadIdx.x; i < (off + bytes + 15) / 16; i += THREADS) {
+        start_copy<16>(room + 16 * i, first + 16 * i);
+    }
+    return room + off;
+}
+
+}  // namespace strata
