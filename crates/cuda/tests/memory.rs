@@ -5,13 +5,16 @@ use std::io::Write;
 
 use strata_cuda::{Cuda, Room};
 use strata_engine::{Engine, EngineConfig, Wants};
-use strata_selftest::{CheckError, ids, ops, whole};
+use strata_selftest::{CheckError, ids, ops, samplings, whole};
 use strata_testkit::golden;
 
 fn work(engine: &mut Engine) -> Vec<u8> {
     let tokens = ids(12_288, 240);
     let mut bytes = whole::forks_and_rewinds(engine, &tokens, false).unwrap();
-    bytes.extend(whole::neighbours(engine, &[&tokens[..100], &tokens[3..40], &tokens[7..8]]).unwrap());
+    for (_, sampling) in samplings() {
+        let prompts = [&tokens[..100], &tokens[3..40], &tokens[7..8]];
+        bytes.extend(whole::neighbours(engine, &prompts, &sampling).unwrap());
+    }
     bytes
 }
 
