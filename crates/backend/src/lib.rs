@@ -20,7 +20,7 @@ pub mod rope;
 mod shape;
 mod window;
 
-pub use backend::{Backend, BackendError, Fence};
+pub use backend::{Backend, BackendError, Fence, Largest, MOST_LARGEST};
 pub use build::{Build, WeightData};
 pub use counters::{Counters, Family, FamilyCount};
 pub use handle::{Buffer, Checkpoint, Layer, SeqSlot, Weight};

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use strata_backend::{
-    Backend, BackendError, Buffer, Build, Checkpoint, Counters, Fence, Op, SeqSlot, Span, Spec, WeightData,
+    Backend, BackendError, Buffer, Build, Checkpoint, Counters, Fence, Largest, MOST_LARGEST, Op, SeqSlot,
+    Span, Spec, WeightData,
 };
 use strata_plan::{Arena, Limits, Plan};
 use strata_residency::{ExpertStore, LayerSource};
@@ -127,6 +128,8 @@ pub(crate) struct CudaBackend {
     /// What is left of the room that stays: for the shared expert of a few rows, which is computed aside.
     kept: Scratch,
     buffers: Vec<DeviceSlice<f32>>,
+    /// Of the largest logits, on their way to the host.
+    pub(crate) ranks: Vec<u64>,
     timed: Vec<Timed>,
     spare: Vec<Event>,
     counters: Counters,
@@ -194,6 +197,7 @@ impl CudaBackend {
             rope,
             scratch: memory.part(described.scratch.offset(), described.scratch.bytes()),
             buffers: buffers.collect(),
+            ranks: Vec::with_capacity(spec.sequences * MOST_LARGEST),
             timed: Vec::new(),
             spare: Vec::new(),
             counters: Counters::default(),
@@ -472,6 +476,18 @@ impl Backend for CudaBackend {
         let all = self.buffer(buffer, 1, first + out.len())?;
         self.stream.download(all.range(first..first + out.len()), out).map_err(failed)?;
         self.finish()
+    }
+
+    fn largest(
+        &mut self,
+        buffer: Buffer,
+        wanted: Largest,
+        out: &mut [(u32, f32)],
+    ) -> Result<bool, BackendError> {
+        self.context.enter().map_err(failed)?;
+        self.flush()?;
+        let done = self.largest_of(buffer, wanted, out)?;
+        self.finish().map(|()| done)
     }
 
     fn commit(&mut self, spans: &[Span]) -> Result<(), BackendError> {

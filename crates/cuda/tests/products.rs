@@ -25,6 +25,11 @@ fn activations_are_quantised_alike() {
 }
 
 #[test]
+fn the_largest_are_found_alike() {
+    check("the largest", |gpu, cpu| ops::largest(gpu, cpu));
+}
+
+#[test]
 fn every_format_decodes_alike() {
     for format in ops::block_formats() {
         check(format.name(), |gpu, cpu| ops::decoding(format, gpu, cpu));

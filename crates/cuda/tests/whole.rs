@@ -9,7 +9,7 @@ use strata_backend::KvFormat;
 use strata_cuda::{Cuda, Room};
 use strata_engine::{Engine, EngineConfig, EngineError};
 use strata_quant::Format;
-use strata_selftest::{CheckError, ids, ops, whole};
+use strata_selftest::{CheckError, ids, ops, samplings, whole};
 use strata_synth::{Geometry, Mix, Options};
 use strata_testkit::golden::{self, Npz};
 
@@ -128,5 +128,7 @@ fn replayed_neighbours() {
     let tokens = Npz::golden("pebble/logits.npz").ids("ids3");
     let prompts = [&tokens[..40], &tokens[40..57], &tokens[..130], &tokens[90..91]];
     let config = EngineConfig { window: Some(48), context: Some(256), sequences: 4, ..Default::default() };
-    replay(&golden::pebble(), &config, |engine| whole::neighbours(engine, &prompts));
+    for (_, sampling) in samplings() {
+        replay(&golden::pebble(), &config, |engine| whole::neighbours(engine, &prompts, &sampling));
+    }
 }

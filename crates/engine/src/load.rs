@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use strata_backend::{Buffer, BufferSpec, Build, Checkpoint, Shape, Spec};
+use strata_backend::{Buffer, BufferSpec, Build, Checkpoint, MOST_LARGEST, Shape, Spec};
 use strata_model::Model;
 use strata_plan::{ALIGNMENT, Arena, Block, Category, Limits, Place, Plan, Region, largest};
 use strata_residency::{ExpertId, ExpertStore, HostCopy};
@@ -108,11 +108,13 @@ impl Engine {
             binding: None,
             machine: Machine { backend, probe: None },
             model,
-            spec,
             plan,
             buffers,
             store,
             logits,
+            largest: Vec::with_capacity(spec.sequences * MOST_LARGEST),
+            few: 0,
+            spec,
             scratch,
         })
     }
@@ -232,7 +234,7 @@ fn place_buffers(plan: &mut Plan, model: &Model, spec: &Spec, logit_rows: usize)
     let logits = logit_floats(spec, logit_rows) * size_of::<f32>();
     plan.item(Category::Window, "logits on the host", Place::Heap, logits as u64);
     // Per sequence which tokens it has seen how often (a tree's nodes may be half empty).
-    let seen = 24 * vocab.min(spec.context);
+    let seen = 24 * vocab.min(spec.context) + MOST_LARGEST * size_of::<(u32, f32)>();
     plan.item(Category::Window, "samplers", Place::Heap, (Scratch::bytes(vocab) + sequences * seen) as u64);
     Lookup::describe(model, spec, plan);
 }

@@ -16,7 +16,7 @@ pub mod whole;
 
 pub use found::Found;
 pub use random::{Random, ids};
-pub use run::{Line, run};
+pub use run::{Line, run, samplings};
 
 /// Why a check could not be made.
 #[derive(Debug, thiserror::Error)]

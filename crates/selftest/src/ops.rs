@@ -1,7 +1,7 @@
 //! Single ops over weights: products of every block format, decoding, and the quantisation of their inputs. The oracle is `strata-quant`.
 
 use strata_cuda::driver::{Context, Device, DeviceMemory, DriverError, Stream};
-use strata_cuda::ops::{Columns, Products};
+use strata_cuda::ops::{Columns, Products, Sorter};
 use strata_quant::{Activations, Format, Isa, Matrix, Out, dequantise, matmul};
 
 use crate::{CheckError, Found, Random};
@@ -30,6 +30,13 @@ pub trait Multiplies {
         x: &[f32],
         size: [usize; 3],
     ) -> Result<Vec<f32>, CheckError>;
+    /// The largest of each row, `[rows][keep]` of `[rows][width]` values; see [`strata_backend::Backend::largest`].
+    fn largest(
+        &mut self,
+        values: &[f32],
+        size: [usize; 3],
+        zeros_alike: bool,
+    ) -> Result<Vec<(u32, f32)>, CheckError>;
 }
 
 /// The CPU, with the instructions that are fastest here.
@@ -69,6 +76,26 @@ impl Multiplies for OnCpu {
         matmul(self.0, matrix, 0..rows, columns, Out::new(&mut out, rows));
         Ok(out)
     }
+
+    fn largest(
+        &mut self,
+        values: &[f32],
+        [_, width, keep]: [usize; 3],
+        zeros_alike: bool,
+    ) -> Result<Vec<(u32, f32)>, CheckError> {
+        let mut all = Vec::new();
+        for row in values.chunks_exact(width) {
+            if row.iter().any(|value| !value.is_finite()) {
+                all.push((0, f32::NAN));
+                continue;
+            }
+            let value = |at: u32| if zeros_alike { row[at as usize] + 0.0 } else { row[at as usize] };
+            let mut order: Vec<u32> = (0..width as u32).collect();
+            order.sort_by(|&a, &b| value(b).total_cmp(&value(a)).then(a.cmp(&b)));
+            all.extend(order[..keep].iter().map(|&at| (at, value(at))));
+        }
+        Ok(all)
+    }
 }
 
 /// A GPU with its kernels for products.
@@ -76,13 +103,15 @@ pub struct OnGpu {
     context: Context,
     stream: Stream,
     products: Products,
+    sorter: Sorter,
 }
 
 impl OnGpu {
     /// Takes the GPU into use.
     pub fn new(device: &Device) -> Result<OnGpu, CheckError> {
         let context = Context::new(device)?;
-        Ok(OnGpu { stream: Stream::new(&context)?, products: Products::new(&context)?, context })
+        let (products, sorter) = (Products::new(&context)?, Sorter::new(&context)?);
+        Ok(OnGpu { stream: Stream::new(&context)?, products, sorter, context })
     }
 
     /// The first GPU.
@@ -159,6 +188,25 @@ impl Multiplies for OnGpu {
         )?;
         Ok(self.download(out.slice())?)
     }
+
+    fn largest(
+        &mut self,
+        values: &[f32],
+        [rows, width, keep]: [usize; 3],
+        zeros_alike: bool,
+    ) -> Result<Vec<(u32, f32)>, CheckError> {
+        let values = self.upload(values)?;
+        let room = Sorter::ranks(width, rows, keep).map(|ranks| DeviceMemory::new(&self.context, 8 * ranks));
+        let [one, two] = room;
+        let room = [one?, two?];
+        let places = [room[0].slice(), room[1].slice()];
+        let size = [rows, width, keep];
+        let found = self.sorter.queue(&self.stream, values.slice(), size, zeros_alike, places)?;
+        let found = self.download(found)?.into_iter().map(Sorter::value).collect::<Vec<_>>();
+        // Of a row with what isn't finite only that counts.
+        let row = |row: &[(u32, f32)]| if row[0].1.is_nan() { vec![(0, f32::NAN)] } else { row.to_vec() };
+        Ok(found.chunks_exact(keep).flat_map(row).collect())
+    }
 }
 
 /// The formats that products are made of on quantised columns.
@@ -177,6 +225,41 @@ pub fn quantisation(ours: &mut dyn Multiplies, theirs: &mut dyn Multiplies) -> R
         found.exactly(format_args!("{what}, values"), &ours.q, &theirs.q);
         found.floats(format_args!("{what}, scales"), &ours.d, &theirs.d);
         found.exactly(format_args!("{what}, sums"), &ours.sums, &theirs.sums);
+    }
+    Ok(found)
+}
+
+/// The largest logits, of rows up to a large vocabulary, with many that are equal, zeros of both signs, and some that aren't finite.
+pub fn largest(ours: &mut dyn Multiplies, theirs: &mut dyn Multiplies) -> Result<Found, CheckError> {
+    let mut found = Found::default();
+    for [rows, width, keep] in [
+        [1, 1, 1],
+        [3, 5, 4],
+        [2, 2048, 128],
+        [2, 2049, 1],
+        [1, 12_288, 20],
+        [2, 248_320, 1],
+        [3, 248_320, 128],
+    ] {
+        let mut values = Random::new(width as u64).floats(rows * width);
+        for (i, value) in values.iter_mut().enumerate() {
+            // Steps of eighths tie, and zeros come with either sign.
+            *value = if i % 3 > 0 { (*value * 8.0).round() / 8.0 } else { *value };
+        }
+        if rows == 3 {
+            let broken = [f32::NAN, f32::NEG_INFINITY][usize::from(width > 5)];
+            values[width + width / 2] = broken;
+        }
+        for zeros_alike in [false, true] {
+            let size = [rows, width, keep];
+            let (ours, theirs) =
+                (ours.largest(&values, size, zeros_alike)?, theirs.largest(&values, size, zeros_alike)?);
+            let what = format!("the largest {keep} of {rows} rows of {width}");
+            let ids = |all: &[(u32, f32)]| all.iter().map(|(at, _)| *at).collect::<Vec<_>>();
+            let values = |all: &[(u32, f32)]| all.iter().map(|(_, value)| *value).collect::<Vec<_>>();
+            found.exactly(&what, &ids(&ours), &ids(&theirs));
+            found.floats(&what, &values(&ours), &values(&theirs));
+        }
     }
     Ok(found)
 }

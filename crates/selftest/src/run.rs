@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use strata_cuda::driver::Device;
 use strata_cuda::{Cuda, Room};
-use strata_engine::EngineConfig;
+use strata_engine::{EngineConfig, Sampling};
 use strata_quant::{Format, Isa};
 use strata_synth::geometry::{Attention, Gdn, Indexer, Moe};
 use strata_synth::{Geometry, Mix, Options};
@@ -56,14 +56,16 @@ fn single_ops(
 ) -> Result<ControlFlow<()>, CheckError> {
     type Check = fn(Format, &mut dyn Multiplies, &mut dyn Multiplies) -> Result<Found, CheckError>;
     let quantisation: Check = |_, ours, theirs| ops::quantisation(ours, theirs);
+    let largest: Check = |_, ours, theirs| ops::largest(ours, theirs);
     let of_formats = |name, check: Check| ops::block_formats().map(move |format| (name, Some(format), check));
-    let checks = std::iter::once(("quantise", None, quantisation))
+    let checks = [("quantise", None, quantisation), ("largest", None, largest)]
+        .into_iter()
         .chain(of_formats("decode", ops::decoding))
         .chain(of_formats("product", ops::products));
     for (of, format, check) in checks {
         let started = Instant::now();
         let found = check(format.unwrap_or(Format::Q8_0), ours, theirs)?;
-        let what = format.map_or("columns", Format::name);
+        let what = format.map_or("f32", Format::name);
         let line = Line { of: of.into(), what: what.into(), found, time: started.elapsed() };
         if tell(line).is_break() {
             return Ok(ControlFlow::Break(()));
@@ -104,6 +106,12 @@ pub(crate) fn model(folder: &Path, mix: Mix) -> Result<PathBuf, CheckError> {
     Ok(path)
 }
 
+/// Ways of choosing a token: from all logits, and from the largest, which a GPU finds itself.
+pub fn samplings() -> [(&'static str, Sampling); 3] {
+    let few = Sampling { top_k: 20, top_p: 0.9, ..Sampling::default() };
+    [("all", Sampling::default()), ("greedy", Sampling::greedy()), ("top 20", few)]
+}
+
 /// The model, op by op below and beyond what attention selects, in long windows and in short ones; then unwatched.
 fn small_model(
     path: &Path,
@@ -141,7 +149,10 @@ fn small_model(
             .0
             .add(unwatched("forks and rewinds", &|engine| whole::forks_and_rewinds(engine, tokens, true))?);
         let prompts = [&tokens[..20], &tokens[3..9], &tokens[..read - 14], &tokens[1..2]];
-        steps.0.add(unwatched("sequences side by side", &|engine| whole::neighbours(engine, &prompts))?);
+        for (what, sampling) in samplings() {
+            let what = format!("sequences side by side, {what}");
+            steps.0.add(unwatched(&what, &|engine| whole::neighbours(engine, &prompts, &sampling))?);
+        }
         steps.1 += started.elapsed();
     }
     families.insert("replayed steps", steps);

@@ -160,15 +160,19 @@ pub fn forks_and_rewinds(engine: &mut Engine, tokens: &[u32], draft: bool) -> Re
     Ok(rows)
 }
 
-/// Several sequences answer together while another's prompt is read between their tokens: what each says. The engine needs a sequence
-/// for each prompt.
-pub fn neighbours(engine: &mut Engine, prompts: &[&[u32]]) -> Result<Vec<u8>, EngineError> {
+/// Several sequences answer together, with seeds of their own, while another's prompt is read between their tokens: what each says. The
+/// engine needs a sequence for each prompt.
+pub fn neighbours(
+    engine: &mut Engine,
+    prompts: &[&[u32]],
+    sampling: &Sampling,
+) -> Result<Vec<u8>, EngineError> {
     engine.set_prompt_slice(Duration::ZERO);
     let seqs = prompts.iter().map(|_| engine.open()).collect::<Result<Vec<_>, _>>()?;
     let (mut said, mut given) = (vec![Vec::new(); prompts.len()], 0);
     while given < prompts.len() || engine.is_busy() {
         if given < prompts.len() {
-            let sampling = Sampling { seed: given as u64, ..Sampling::default() };
+            let sampling = Sampling { seed: given as u64, ..sampling.clone() };
             let request =
                 Request { max_tokens: Some(12), ..Request::new(prompts[given].to_vec(), sampling, &[]) };
             engine.submit(seqs[given], request)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use strata_cpu::Cpu;
-use strata_engine::{Engine, EngineConfig};
+use strata_engine::{Engine, EngineConfig, Sampling};
 use strata_quant::{Format, Isa};
 use strata_selftest::ops::{self, Multiplies, OnCpu, Quantised};
 use strata_selftest::{CheckError, Found, ids, whole};
@@ -43,16 +43,21 @@ impl Multiplies for Errs {
         flip(&mut values);
         Ok(values)
     }
+
+    fn largest(&mut self, values: &[f32], size: [usize; 3], _: bool) -> Result<Vec<(u32, f32)>, CheckError> {
+        self.0.largest(values, size, false)
+    }
 }
 
 type Check = fn(&mut dyn Multiplies, &mut dyn Multiplies) -> Result<Found, CheckError>;
 
-/// Oracle: the scalar path is the same computation. Mutant: a last bit, a sum, a decoder that knows one number.
+/// Oracle: the scalar path is the same computation. Mutant: a last bit, a sum, zeros that are never alike, a decoder that knows one number.
 #[test]
 fn single_ops_agree_with_themselves_and_no_error_passes() {
     let mut fast = OnCpu(Isa::detect());
-    let checks: [Check; 3] = [
+    let checks: [Check; 4] = [
         ops::quantisation,
+        ops::largest,
         |ours, theirs| ops::decoding(Format::Q4K, ours, theirs),
         // A format of which no bytes are a NaN: the last bit would be nobody's.
         |ours, theirs| ops::products(Format::Mxfp4, ours, theirs),
@@ -122,7 +127,7 @@ fn unwatched_steps_are_compared() {
         assert_eq!(found.equal(), spoils == 0, "{found}");
     }
     let prompts = [&tokens[..20], &tokens[3..9], &tokens[..46], &tokens[1..2]];
-    let work = |engine: &mut Engine| whole::neighbours(engine, &prompts);
+    let work = |engine: &mut Engine| whole::neighbours(engine, &prompts, &Sampling::default());
     let found = whole::unwatched("tiny", [&mut on_cpu(), &mut on_cpu()], work).unwrap();
     assert!(found.equal() && found.values == 4 * 12 * 4, "{found}");
 }

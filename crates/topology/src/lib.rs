@@ -33,7 +33,7 @@ mod topology;
 pub use affinity::{Refusal, refusal, spawn};
 pub use cgroup::CpuQuota;
 pub use cpuset::{CpuSet, ParseCpuSetError};
-pub use memory::{CgroupMemory, MemoryLimits};
+pub use memory::{CgroupMemory, MemoryLimits, Resident};
 pub use pool::{Pool, PoolError};
 pub use roles::{AssignError, Assignment, Role};
 pub use topology::{Caches, Cpu, Kind, Topology};

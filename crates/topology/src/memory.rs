@@ -38,6 +38,32 @@ impl CgroupMemory {
     }
 }
 
+/// Memory that this process has, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resident {
+    /// Resident, pages of mapped files too.
+    pub all: u64,
+    /// Of it what belongs to the process alone: no pages of files.
+    pub own: u64,
+    /// The most that was resident so far.
+    pub peak: u64,
+}
+
+impl Resident {
+    /// What the process has now; nothing where the system does not say.
+    pub fn now() -> Option<Resident> {
+        Resident::of(&std::fs::read_to_string("/proc/self/status").ok()?)
+    }
+
+    fn of(status: &str) -> Option<Resident> {
+        let entry = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+        };
+        Some(Resident { all: entry("VmRSS")?, own: entry("RssAnon")?, peak: entry("VmHWM")? })
+    }
+}
+
 impl MemoryLimits {
     /// What may still be allocated: the less of what the machine has available and what the control group
     /// leaves.
@@ -119,5 +145,14 @@ mod tests {
             tree.put("sys/kernel/mm/transparent_hugepage/enabled", words);
             assert_eq!(MemoryLimits::read(&tree, None).huge_pages, Some(given), "{words}");
         }
+    }
+
+    /// Oracle: proc_pid_status(5).
+    #[test]
+    fn what_a_process_has() {
+        let status = "Name:\tx\nVmHWM:\t    3000 kB\nVmRSS:\t    2000 kB\nRssAnon:\t     500 kB\n";
+        let resident = Resident::of(status).unwrap();
+        assert_eq!((resident.all, resident.own, resident.peak), (2_048_000, 512_000, 3_072_000));
+        assert_eq!(Resident::of("VmRSS: 1 kB"), None);
     }
 }

@@ -15,6 +15,7 @@ mod products;
 mod qsa;
 mod recurrent;
 mod route;
+mod sample;
 
 use strata_backend::Spec;
 
@@ -23,6 +24,7 @@ pub(crate) use mixer::Left;
 pub use products::{Columns, Products};
 pub(crate) use qsa::check as check_attention;
 pub(crate) use route::{Routing, check as check_routing};
+pub use sample::Sorter;
 
 use crate::driver::{Context, DeviceSlice, DriverError, Module};
 use crate::scratch::Scratch;
@@ -66,6 +68,7 @@ pub(crate) struct Kernels {
     pub(crate) route: route::Route,
     pub(crate) experts: experts::Experts,
     pub(crate) draft: draft::Draft,
+    pub(crate) sorter: Sorter,
 }
 
 impl Kernels {
@@ -82,6 +85,7 @@ impl Kernels {
             route: route::Route::new(context)?,
             experts: experts::Experts::new(context)?,
             draft: draft::Draft::new(context)?,
+            sorter: Sorter::new(context)?,
         })
     }
 }
@@ -113,6 +117,9 @@ pub(crate) fn scratch_bytes(spec: &Spec) -> usize {
     });
     op(&mut |room| {
         draft::Room::new(shape, rows, room);
+    });
+    op(&mut |room| {
+        sample::Room::new(spec, room);
     });
     if let Some(g) = &shape.gdn {
         op(&mut |room| {

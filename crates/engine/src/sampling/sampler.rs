@@ -7,6 +7,9 @@ use strata_quant::math;
 
 use super::{Sampling, uniform};
 
+/// Tokens that are sorted at first, and the most that [`Sampler::decided_by`] says.
+const FEW: usize = 256;
+
 /// Tokens that a constraint allows: one bit per token, bit `t % 32` of word `t / 32`.
 #[derive(Debug, Clone, Copy)]
 pub struct TokenMask<'a>(pub &'a [u32]);
@@ -84,6 +87,38 @@ impl Sampler {
         Sampler { sampling, seen }
     }
 
+    /// How many of the largest logits decide, whatever the others are; nothing if all may have a say, or are asked for.
+    pub fn decided_by(&self) -> Option<usize> {
+        let s = &self.sampling;
+        let as_they_are =
+            s.repetition_penalty == 1.0 && s.presence_penalty == 0.0 && s.frequency_penalty == 0.0;
+        if !as_they_are || !s.logit_bias.is_empty() || s.logprobs.is_some() {
+            return None;
+        }
+        if self.is_greedy() { Some(1) } else { Some(s.top_k).filter(|k| (1..=FEW).contains(k)) }
+    }
+
+    /// Whether the largest logit is chosen.
+    pub fn is_greedy(&self) -> bool {
+        self.sampling.temperature == 0.0
+    }
+
+    /// As [`Sampler::choose`], from the [`Sampler::decided_by`] largest logits, in order and finite, or more of them.
+    pub fn choose_of(&mut self, largest: &[(u32, f32)], position: usize) -> Result<Choice, SampleError> {
+        let (first, max) = *largest.first().ok_or(SampleError::NothingLeft(position))?;
+        let few = &largest[..largest.len().min(self.sampling.top_k.max(1))];
+        let pick = || self.pick(few.iter().copied(), few.len(), None, max, position);
+        let token = if self.is_greedy() { first } else { pick().unwrap_or(first) };
+        self.count(token);
+        Ok(Choice { token, logprob: None, top: Vec::new() })
+    }
+
+    fn count(&mut self, token: u32) {
+        let seen = self.seen.entry(token).or_default();
+        seen.anywhere = true;
+        seen.answered += 1;
+    }
+
     /// Chooses the token at `position` from the model's `logits`, and counts it as answered.
     pub fn choose(
         &mut self,
@@ -102,9 +137,7 @@ impl Sampler {
                 SampleError::NothingLeft(position)
             },
         )?;
-        let seen = self.seen.entry(token).or_default();
-        seen.anywhere = true;
-        seen.answered += 1;
+        self.count(token);
         let (logprob, top) = match self.sampling.logprobs {
             None => (None, Vec::new()),
             Some(n) => {
@@ -145,50 +178,71 @@ impl Sampler {
     }
 
     fn draw(&self, position: usize, logits: &[f32], order: &mut Vec<u32>) -> Option<u32> {
-        let Sampling { temperature, top_k, top_p, min_p, seed, .. } = self.sampling;
+        let top_k = self.sampling.top_k;
         let first = largest(logits)?;
         let max = logits[first as usize];
         // An infinite logit is certain; the lower of several.
         if max == f32::INFINITY {
             return Some(first);
         }
-        let weight = |token: u32| f64::from(math::exp((logits[token as usize] - max) / temperature));
         order.clear();
         order.extend((0..logits.len() as u32).filter(|&t| logits[t as usize] > f32::NEG_INFINITY));
         let limit = if top_k == 0 { order.len() } else { top_k.min(order.len()) };
         // With no top-k the mass is that of all tokens, in id order, whatever part of the order gets sorted below.
-        let whole: f64 = if top_k == 0 { order.iter().map(|&t| weight(t)).sum() } else { 0.0 };
+        let weight = |&t: &u32| self.weight(logits[t as usize], max);
+        let whole = (top_k == 0).then(|| order.iter().map(weight).sum());
 
         // Sorting a whole vocabulary costs more than the draw is worth: sort a prefix that holds the mass sought.
-        let mut sorted = limit.min(256);
+        let mut sorted = limit.min(FEW);
         loop {
             sort_prefix(order, sorted, logits);
-            let prefix = &order[..sorted];
-            let mass: f64 = prefix.iter().map(|&t| weight(t)).sum();
-            let total = if top_k == 0 { whole } else { mass };
-            let floor = f64::from(min_p);
-            let (mut kept, mut sum) = (0, 0.0);
-            for &token in prefix {
-                let w = weight(token);
-                if kept > 0 && (sum >= f64::from(top_p) * total || w < floor) {
-                    break;
-                }
-                (kept, sum) = (kept + 1, sum + w);
+            let prefix = order[..sorted].iter().map(|&t| (t, logits[t as usize]));
+            match self.pick(prefix, limit, whole, max, position) {
+                None => sorted = (sorted * 8).min(limit),
+                token => return token,
             }
-            if kept == sorted && sorted < limit {
-                sorted = (sorted * 8).min(limit);
-                continue;
-            }
-            let target = uniform(seed, position as u64) * sum;
-            let mut reached = 0.0;
-            for &token in &order[..kept] {
-                reached += weight(token);
-                if target < reached {
-                    return Some(token);
-                }
-            }
-            return Some(order[kept - 1]);
         }
+    }
+
+    /// A logit's probability relative to the largest one's.
+    fn weight(&self, logit: f32, max: f32) -> f64 {
+        f64::from(math::exp((logit - max) / self.sampling.temperature))
+    }
+
+    /// Draws from the first of `limit` tokens, in order with their logits; nothing if those to draw from may go on behind them. `whole` is
+    /// the mass that top-p is a part of, if it isn't theirs.
+    fn pick(
+        &self,
+        prefix: impl ExactSizeIterator<Item = (u32, f32)> + Clone,
+        limit: usize,
+        whole: Option<f64>,
+        max: f32,
+        position: usize,
+    ) -> Option<u32> {
+        let Sampling { top_p, min_p, seed, .. } = self.sampling;
+        let weights = prefix.clone().map(|(_, logit)| self.weight(logit, max));
+        let total = whole.unwrap_or_else(|| weights.clone().sum());
+        let floor = f64::from(min_p);
+        let (mut kept, mut sum) = (0, 0.0);
+        for w in weights.clone() {
+            if kept > 0 && (sum >= f64::from(top_p) * total || w < floor) {
+                break;
+            }
+            (kept, sum) = (kept + 1, sum + w);
+        }
+        if kept == prefix.len() && prefix.len() < limit {
+            return None;
+        }
+        let target = uniform(seed, position as u64) * sum;
+        let (mut reached, mut last) = (0.0, None);
+        for ((token, _), w) in prefix.zip(weights).take(kept) {
+            reached += w;
+            last = Some(token);
+            if target < reached {
+                break;
+            }
+        }
+        last
     }
 }
 
@@ -293,6 +347,49 @@ mod tests {
             let logits: Vec<f32> = logits.into_iter().map(|l| f32::from(l) / 4.0).collect();
             let s = Sampling { temperature: 0.7, top_k, top_p, min_p, seed, ..Sampling::default() };
             prop_assert_eq!(choose(s.clone(), &logits, position), slow(&s, &logits, position));
+        }
+    }
+
+    proptest! {
+        /// Oracle: the choice from all logits. The largest are found as a device does: those of equal value by the lower id, and for
+        /// greedy zeros of either sign are equal.
+        #[test]
+        fn the_largest_decide_as_all_do(
+            logits in prop::collection::vec(-3i8..3, 1..700), k in 1usize..40,
+            top_p in 0.05f32..1.0, min_p in 0.0f32..0.5, greedy: bool, seed: u64, position in 0usize..1000,
+        ) {
+            let logits: Vec<f32> =
+                logits.into_iter().map(|l| if l == -1 { -0.0 } else { f32::from(l) / 4.0 }).collect();
+            let temperature = if greedy { 0.0 } else { 0.7 };
+            let s = Sampling { temperature, top_k: k, top_p, min_p, seed, ..Sampling::default() };
+            let mut sampler = Sampler::new(s.clone(), &[]);
+            let decided_by = sampler.decided_by().unwrap();
+            prop_assert_eq!(decided_by, if greedy { 1 } else { k });
+            let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+            let value = |t: u32| if greedy { logits[t as usize] + 0.0 } else { logits[t as usize] };
+            order.sort_by(|&a, &b| value(b).total_cmp(&value(a)).then(a.cmp(&b)));
+            let few: Vec<_> = order.iter().take(decided_by).map(|&t| (t, value(t))).collect();
+            let token = sampler.choose_of(&few, position).unwrap().token;
+            prop_assert_eq!(token, choose(s, &logits, position));
+        }
+    }
+
+    /// Oracle: what each parameter looks at.
+    #[test]
+    fn what_looks_at_all_logits_says_so() {
+        let decided = |s: Sampling| Sampler::new(s, &[]).decided_by();
+        let top = Sampling { top_k: 20, ..Sampling::default() };
+        assert_eq!((decided(Sampling::greedy()), decided(top.clone())), (Some(1), Some(20)));
+        for s in [
+            Sampling { top_k: 0, ..top.clone() },
+            Sampling { top_k: 257, ..top.clone() },
+            Sampling { repetition_penalty: 1.1, ..top.clone() },
+            Sampling { presence_penalty: 0.1, ..top.clone() },
+            Sampling { frequency_penalty: 0.1, ..top.clone() },
+            Sampling { logit_bias: vec![(1, 1.0)], ..top.clone() },
+            Sampling { logprobs: Some(0), ..top },
+        ] {
+            assert_eq!(decided(s), None);
         }
     }
 

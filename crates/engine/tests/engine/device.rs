@@ -10,6 +10,7 @@ use strata_cpu::Cpu;
 use strata_engine::{Engine, EngineConfig, Event, Reason, Request, Sampling, Wants};
 use strata_plan::{Arena, Plan};
 use strata_residency::{ExpertStore, LayerSource};
+use strata_testkit::faulty::{Faults, Faulty};
 use strata_testkit::golden::{self, Npz};
 
 use crate::rig::{Rig, bits, logits};
@@ -188,4 +189,54 @@ fn what_a_device_fails_to_compute_is_not_committed() {
     log.fails.store(0, SeqCst);
     let [got, want] = [seq, twin].map(|s| bits(&logits(&mut engine, s, &ids[16..32], Wants::All)));
     assert!(got == want);
+}
+
+/// Oracle: the contract of requests. Whatever op fails, once or for good, every request ends, those it hit with the backend's sentence; what the
+/// sequences hold is whole windows, and they go on from there when the device does.
+#[test]
+fn whatever_op_fails_every_request_ends() {
+    let ids = Npz::golden("tiny/ref.npz").ids("ids");
+    let faults = Arc::new(Faults::default());
+    let config =
+        EngineConfig { window: Some(16), context: Some(256), sequences: 3, ..EngineConfig::default() };
+    let path = golden::dir().join("tiny/tiny.gguf");
+    let rig = Rig { config, ..Rig::default() };
+    let mut engine = rig.load(&path, |cpu| Faulty(cpu, Arc::clone(&faults))).unwrap();
+    let twin = engine.open().unwrap();
+    let want = logits(&mut engine, twin, &ids, Wants::All);
+    // The ops of an undisturbed run, and some more.
+    for (after, lasting) in (0..400).step_by(9).flat_map(|after| [(after, false), (after, true)]) {
+        let seqs = [0; 2].map(|_| engine.open().unwrap());
+        for (seq, prompt) in seqs.iter().zip([&ids[..40], &ids[..3]]) {
+            let request =
+                Request { max_tokens: Some(5), ..Request::new(prompt.to_vec(), Sampling::greedy(), &[]) };
+            engine.submit(*seq, request).unwrap();
+        }
+        faults.fail_after(after, lasting);
+        let (mut ends, mut steps, mut failed) = (0, 0, 0);
+        while engine.is_busy() {
+            steps += 1;
+            assert!(steps < 100, "op {after}: the requests don't end");
+            for event in engine.step() {
+                if let Event::Done { reason, .. } = event {
+                    ends += 1;
+                    if let Reason::Failed(why) = reason {
+                        assert_eq!(why, "faulty: it fell off");
+                        failed += 1;
+                    }
+                }
+            }
+        }
+        assert!(ends == 2 && (failed > 0 || after > 250), "op {after}: {ends} ends, {failed} of them failed");
+        faults.heal();
+        for (seq, prompt) in seqs.into_iter().zip([&ids[..40], &ids[..3]]) {
+            let held = engine.tokens(seq).unwrap().to_vec();
+            if held.len() < prompt.len() {
+                assert_eq!(held[..], prompt[..held.len()]);
+                let got = logits(&mut engine, seq, &ids[held.len()..], Wants::All);
+                assert!(bits(&got) == bits(&want[held.len()..]), "op {after}");
+            }
+            engine.close(seq).unwrap();
+        }
+    }
 }

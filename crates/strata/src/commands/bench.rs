@@ -10,6 +10,8 @@ use serde_json::json;
 use strata_backend::{Counters, Family};
 use strata_engine::{Engine, EngineConfig, Wants};
 use strata_model::ngram::ReadAhead;
+use strata_plan::Bytes;
+use strata_topology::Resident;
 
 use super::counted;
 use crate::args::BenchArgs;
@@ -43,15 +45,15 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
         "",
         "rounds",
     );
-    let mut results = Vec::new();
+    let (mut results, mut watch) = (Vec::new(), Watch::default());
     for kind in kinds {
         bar.set_message(kind.name());
-        round(&mut engine, kind, &tokens)?;
+        round(&mut engine, kind, &tokens, &mut watch)?;
         bar.inc(1);
         engine.take_counters();
         let mut seconds = Vec::new();
         for _ in 0..args.reps {
-            seconds.push(round(&mut engine, kind, &tokens)?);
+            seconds.push(round(&mut engine, kind, &tokens, &mut watch)?);
             bar.inc(1);
         }
         results.push(Measured::new(kind, &mut seconds, &engine.take_counters(), args.reps));
@@ -60,6 +62,7 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
 
     let name = engine.backend();
     let ahead = engine.read_ahead();
+    let device = engine.device_bytes();
     if args.json {
         return print_json(&json!({
             "model": args.model.to_string_lossy(),
@@ -75,12 +78,18 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
                 "dropped": rows.dropped,
                 "failed": rows.failed,
             })),
+            "host_memory": watch.as_json(),
+            "device_memory": device.map(|(planned, taken)| json!({ "planned": planned, "taken": taken })),
             "results": results,
         }));
     }
     let mut out =
         format!("{}\n{name}, {}\n", printable(&args.model), counted(args.reps as u64, "repetition"));
     results.iter().for_each(|result| out += &result.as_text());
+    out += &watch.as_text();
+    if let Some((planned, taken)) = device {
+        out += &device_text(planned, taken);
+    }
     if let Some(ReadAhead { warmed, dropped, failed }) = ahead {
         out += &format!("\nn-gram rows read ahead: {warmed}, dropped {dropped}, failed {failed}\n");
     }
@@ -119,20 +128,92 @@ fn tokens(count: usize, vocab: usize) -> Vec<u32> {
     (0..count).map(|_| next()).collect()
 }
 
+/// The token of answers after which memory is looked at for the second time: all that comes once has come.
+const SETTLED: usize = 1000;
+
+/// This process's memory while it answers.
+#[derive(Default)]
+struct Watch {
+    /// Tokens of answers so far.
+    tokens: usize,
+    /// Before the first, after [`SETTLED`], and at the end of the last round.
+    seen: [Option<Resident>; 3],
+}
+
+impl Watch {
+    fn begins(&mut self) {
+        self.seen[0] = self.seen[0].or_else(Resident::now);
+    }
+
+    fn token(&mut self) {
+        self.tokens += 1;
+        if self.tokens == SETTLED {
+            self.seen[1] = Resident::now();
+        }
+    }
+
+    fn ends(&mut self) {
+        self.seen[2] = Resident::now();
+    }
+
+    fn as_json(&self) -> serde_json::Value {
+        let of = |resident: Resident| json!({ "resident": resident.all, "own": resident.own });
+        json!({
+            "tokens": self.tokens,
+            "start": self.seen[0].map(of),
+            "after_1000": self.seen[1].map(of),
+            "end": self.seen[2].map(of),
+            "peak": self.seen[2].map(|resident| resident.peak),
+        })
+    }
+
+    /// In a line; nothing where the system does not say, or nothing was answered.
+    fn as_text(&self) -> String {
+        let [Some(start), settled, Some(end)] = self.seen else { return String::new() };
+        let mut out = format!("\nhost memory    {} before the first token of an answer, ", Bytes(start.all));
+        if let Some(settled) = settled {
+            out += &format!("{} after {SETTLED}, ", Bytes(settled.all));
+        }
+        out += &format!("{} after {}, {} at most", Bytes(end.all), self.tokens, Bytes(end.peak));
+        if let Some(settled) = settled {
+            let [from, to] = [settled, end].map(|resident| resident.own as i64);
+            out += &format!("; grown by {} KiB after {SETTLED}, files not counted", (to - from) >> 10);
+        }
+        out + "\n"
+    }
+}
+
+/// The device's memory in a line.
+fn device_text(planned: u64, taken: u64) -> String {
+    let more = 100.0 * (taken as f64 - planned as f64) / planned.max(1) as f64;
+    format!(
+        "\ndevice memory  {} planned, {} taken ({more:+.2} %) by the device's own count, without the driver's context\n",
+        Bytes(planned),
+        Bytes(taken)
+    )
+}
+
 /// One round's seconds.
-fn round(engine: &mut Engine, kind: Kind, tokens: &[u32]) -> Result<f64, Failure> {
+fn round(engine: &mut Engine, kind: Kind, tokens: &[u32], watch: &mut Watch) -> Result<f64, Failure> {
     let seq = engine.open()?;
     let tokens = &tokens[..kind.tokens()];
+    if matches!(kind, Kind::Answer(_)) {
+        watch.begins();
+    }
     let started = Instant::now();
     match kind {
         Kind::Prompt(_) => engine.forward(seq, tokens, Wants::Last, &mut |_, _| ())?,
         Kind::Answer(_) => {
             for token in tokens.chunks(1) {
                 engine.forward(seq, token, Wants::Last, &mut |_, _| ())?;
+                watch.token();
             }
         }
     }
     let seconds = started.elapsed().as_secs_f64();
+    if matches!(kind, Kind::Answer(_)) {
+        watch.ends();
+    }
     engine.close(seq)?;
     Ok(seconds)
 }
@@ -244,6 +325,22 @@ mod tests {
         assert_eq!((measured.bytes, measured.bytes_per_second), (400.0, 200.0));
         assert_eq!(measured.families.iter().map(|f| f.share).collect::<Vec<_>>(), [0.75, 0.25]);
         assert_eq!(measured.families[0].seconds, 0.0015);
+    }
+
+    /// Oracle: by hand. Growth is that of the process's own pages, from the thousandth token on.
+    #[test]
+    fn memory_is_told() {
+        let seen = |all: u64, own: u64| Some(Resident { all: all << 20, own: own << 20, peak: 90 << 20 });
+        let watch = Watch { tokens: 3000, seen: [seen(10, 3), seen(40, 4), seen(60, 5)] };
+        let said = watch.as_text();
+        assert!(
+            said.contains("10 MiB before") && said.contains("40 MiB after 1000, 60 MiB after 3000, 90 MiB"),
+            "{said}"
+        );
+        assert!(said.contains("grown by 1024 KiB after 1000"), "{said}");
+        assert_eq!(Watch::default().as_text(), "");
+        let said = device_text(1000 << 20, 1005 << 20);
+        assert!(said.contains("1000 MiB planned, 1005 MiB taken (+0.50 %)"), "{said}");
     }
 
     /// Oracle: ids below the vocabulary, the same twice, and not all equal.
