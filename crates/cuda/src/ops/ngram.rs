@@ -116,8 +116,7 @@ impl CudaBackend {
             self.kernels.floats.scale(&self.stream, to, by).map_err(Failed::from)?;
         }
         self.prepare(&room.embedded, &[key, value])?;
-        self.product(&key, &room.embedded, room.keys)?;
-        self.product(&value, &room.embedded, room.values)?;
+        self.products(&[(key, room.keys), (value, room.values)], &room.embedded)?;
         let p = GatedValueParams {
             keys: room.keys.address(),
             x: x.address(),

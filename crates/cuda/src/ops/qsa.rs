@@ -257,15 +257,9 @@ impl CudaBackend {
         let room = Room::new(&self.spec, &q, block, u, &mut self.room());
         let input = &self.mixed(u);
         self.prepare(input, &[wq, wk, wv, iq, ik])?;
-        for (w, to) in [
-            (&wq, room.queries),
-            (&wk, room.keys),
-            (&wv, room.values),
-            (&iq, room.index_q),
-            (&ik, room.index_k),
-        ] {
-            self.product(w, input, to)?;
-        }
+        let products =
+            [(wq, room.queries), (wk, room.keys), (wv, room.values), (iq, room.index_q), (ik, room.index_k)];
+        self.products(&products, input)?;
 
         let [values, raw, pooled] = state.cache_places;
         let a = |rows: DeviceSlice<Row>| AttentionParams {
