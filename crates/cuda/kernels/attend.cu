@@ -170,16 +170,25 @@ __device__ void gather(const AttendParams& p) {
         const uint32_t h = warp * HEADS;
         float acc[HEADS] = {};
         uint32_t key = 0;
-#pragma unroll 4
-        for (; key + 4 <= keys; key += 4) {
-            const float4 e = *reinterpret_cast<const float4*>(shared.weights[h] + key);
-            const float4 f = *reinterpret_cast<const float4*>(shared.weights[h + 1] + key);
-            const float x[4] = {stored(&shared.values[key][lane]), stored(&shared.values[key + 1][lane]),
-                                stored(&shared.values[key + 2][lane]), stored(&shared.values[key + 3][lane])};
-            acc[0] = fma(e.x, x[0], acc[0]), acc[1] = fma(f.x, x[0], acc[1]);
-            acc[0] = fma(e.y, x[1], acc[0]), acc[1] = fma(f.y, x[1], acc[1]);
-            acc[0] = fma(e.z, x[2], acc[0]), acc[1] = fma(f.z, x[2], acc[1]);
-            acc[0] = fma(e.w, x[3], acc[0]), acc[1] = fma(f.w, x[3], acc[1]);
+        constexpr int AHEAD = 8;
+#pragma unroll 2
+        for (; key + AHEAD <= keys; key += AHEAD) {
+            float x[AHEAD], e[HEADS][AHEAD];
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                x[i] = stored(&shared.values[key + i][lane]);
+            }
+#pragma unroll
+            for (int n = 0; n < HEADS; n++) {
+#pragma unroll
+                for (int i = 0; i < AHEAD; i += 4) {
+                    *reinterpret_cast<float4*>(e[n] + i) = *reinterpret_cast<const float4*>(shared.weights[h + n] + key + i);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                acc[0] = fma(e[0][i], x[i], acc[0]), acc[1] = fma(e[1][i], x[i], acc[1]);
+            }
         }
 #pragma unroll 1
         for (; key < keys; key++) {
@@ -197,17 +206,15 @@ __device__ void gather(const AttendParams& p) {
             }
         }
     }
-    __threadfence();
     __syncthreads();
     if (thread == 0) {
-        shared.last = atomicAdd(p.done + uint64_t(blockIdx.z) * a.kv_heads * slices + blockIdx.y, 1u) == chunks - 1;
+        shared.last = is_last(p.done + uint64_t(blockIdx.z) * a.kv_heads * slices + blockIdx.y, chunks);
     }
     __syncthreads();
     if (!shared.last || warp >= group) {
         return;
     }
     // The last one merges the chunks in order, a warp a head: first each lane has a chunk's factors, then a value.
-    __threadfence();
     const uint32_t j = slice * WARP + lane;
     const float gate = j < a.dim ? p.queries[((head + warp) * 2 + 1) * a.dim + j] : 0.0f;
     float largest = from_bits(0xff800000u), sum = 0.0f, acc = 0.0f;
@@ -248,7 +255,7 @@ __device__ void gather(const AttendParams& p) {
         weigh<T, 8>(p);                                                                                                         \
     }                                                                                                                           \
     extern "C" __device__ uint32_t strata_gather_##NAME##_shared = sizeof(Gathering<T>);                                        \
-    extern "C" __global__ void __launch_bounds__(GATHERERS) strata_gather_##NAME(const __grid_constant__ AttendParams p) {        \
+    extern "C" __global__ void __launch_bounds__(GATHERERS, 2) strata_gather_##NAME(const __grid_constant__ AttendParams p) {        \
         gather<T>(p);                                                                                                           \
     }
 STRATA_ATTEND(float, f32)

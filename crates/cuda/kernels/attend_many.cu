@@ -1,6 +1,6 @@
 // Attention of a prompt's rows. A row and key/value head is the work of two warps, which never leave the multiprocessor: chunk after chunk
 // they score 16 keys at a time each, in register tiles of all query heads by four keys, then gather half of every value each, and merge the
-// chunk into what they hold. Nothing but the finished row is written.
+// chunk into the row's results, where the chunks before it wait.
 #include "qsa.cuh"
 #include "tile.cuh"
 

@@ -47,12 +47,22 @@ __device__ void select(const ChooseParams& p, uint32_t r, Selecting& shared) {
     const uint32_t* scores = reinterpret_cast<const uint32_t*>(p.scores + r * p.most);
     const uint32_t rounds = (blocks + SELECTORS - 1) / SELECTORS, first = warp * rounds * WARP + lane;
     const uint32_t end = min(blocks, (warp + 1) * rounds * WARP);
-    // Calls `use(block, score, whether there is one)` in order, by all lanes together. Short code: it runs cold.
+    // Calls `use(block, score, whether there is one)` in order, by all lanes together. Several scores are on their way at once.
     const auto each = [&](auto use) {
-#pragma unroll 4
-        for (uint32_t i = 0; i < rounds; i++) {
-            const uint32_t b = first + i * WARP;
-            use(b, b < end ? scores[b] : 0, b < end);
+        constexpr int AHEAD = 8;
+#pragma unroll 1
+        for (uint32_t i = 0; i < rounds; i += AHEAD) {
+            uint32_t here[AHEAD];
+#pragma unroll
+            for (int n = 0; n < AHEAD; n++) {
+                const uint32_t b = first + (i + n) * WARP;
+                here[n] = i + n < rounds && b < end ? scores[b] : 0;
+            }
+#pragma unroll
+            for (int n = 0; n < AHEAD; n++) {
+                const uint32_t b = first + (i + n) * WARP;
+                use(b, here[n], i + n < rounds && b < end);
+            }
         }
     };
     uint32_t prefix = 0, left = kept;
@@ -141,6 +151,11 @@ __device__ void choose(const ChooseParams& p) {
     if (!a.chooses(visible)) {
         return;
     }
+    // A block of threads counts its own scores' first digits: there are few, and all the machine would meet at their places.
+    for (int i = threadIdx.x; i < DIGITS; i += MOST_SELECTORS) {
+        shared.digits[i] = 0;
+    }
+    __syncthreads();
     const int lane = threadIdx.x % WARP;
     const uint32_t blocks = visible / a.block, warps = gridDim.x * (MOST_SELECTORS / WARP);
     const float* queries = p.queries + uint64_t(blockIdx.y) * a.index_heads * a.index_dim;
@@ -171,19 +186,21 @@ __device__ void choose(const ChooseParams& p) {
         const uint32_t own = b + folded<AT_ONCE>(lane);
         if (lane % (WARP / AT_ONCE) == 0 && own < blocks) {
             p.scores[blockIdx.y * p.most + own] = sum;
-            if (p.counts != nullptr) {
-                atomicAdd(p.counts + uint64_t(blockIdx.y) * DIGITS + (to_bits(sum) >> FIRST_DIGIT), 1u);
-            }
+            atomicAdd(shared.digits + (to_bits(sum) >> FIRST_DIGIT), 1u);
         }
     }
-    __threadfence();
+    __syncthreads();
+    for (int i = threadIdx.x; p.counts != nullptr && i < DIGITS; i += MOST_SELECTORS) {
+        if (shared.digits[i] > 0) {
+            atomicAdd(p.counts + uint64_t(blockIdx.y) * DIGITS + i, shared.digits[i]);
+        }
+    }
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = atomicAdd(p.done + blockIdx.y, 1u) == gridDim.x - 1;
+        last = is_last(p.done + blockIdx.y, gridDim.x);
     }
     __syncthreads();
     if (last) {
-        __threadfence();
         select<MOST_SELECTORS>(p, blockIdx.y, shared);
     }
 }

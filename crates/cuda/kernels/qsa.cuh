@@ -61,6 +61,15 @@ struct AttendParams {
     uint32_t span, chunks;
 };
 
+/// Whether all other blocks of threads that count here are done, and what they wrote is there: of one thread, whose block's writes it has
+/// waited for.
+__device__ inline bool is_last(uint32_t* done, uint32_t all) {
+    __threadfence();
+    const bool last = atomicAdd(done, 1u) == all - 1;
+    __threadfence();
+    return last;
+}
+
 /// The position of the `i`-th key that a row attends to.
 __device__ inline uint32_t position_of(const Attention& a, const uint32_t* chosen, bool chooses, uint32_t visible, uint32_t i) {
     if (!chooses) {
