@@ -17,8 +17,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}, {} processors, {} MiB of cache", device.name, device.processors, device.cache >> 20);
     println!("{:<8} {:>5} {:>10} {:>10} {:>10}", "format", "cols", "us", "GB/s", "Tmac/s");
     let named: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
-    let wanted =
-        |format: &Format| named.is_empty() || named.iter().any(|name| name.eq_ignore_ascii_case(format.name()));
+    let wanted = |format: &Format| {
+        named.is_empty() || named.iter().any(|name| name.eq_ignore_ascii_case(format.name()))
+    };
     for format in Format::ALL.into_iter().filter(|format| !format.is_float()).filter(wanted) {
         let rows = (256 << 20) / format.row_bytes(K).expect("a multiple of 256");
         let weights = DeviceMemory::new(&context, rows * format.row_bytes(K).expect("as above"))?;

@@ -25,6 +25,8 @@ struct GroupedParams {
     const uint32_t* units;
     /// Rows of a block of threads.
     uint32_t rows, k, tile;
+    /// See `ProductParams`.
+    const uint16_t* halves;
 };
 
 constexpr int THREADS = FEW_THREADS;
@@ -66,7 +68,7 @@ __device__ void grouped_wide(const GroupedParams& p) {
     extern __shared__ __align__(1024) uint8_t aligned[];
     const uint32_t tall = (p.rows + Wide<F>::ROWS - 1) / Wide<F>::ROWS, tiles = tall * *p.units;
     const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
-    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.k / 32, p.rows, [&](uint32_t number) {
+    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.halves, p.k / 32, p.rows, [&](uint32_t number) {
         if (number >= tiles) {
             return Tile{};
         }

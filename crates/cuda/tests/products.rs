@@ -127,9 +127,7 @@ fn multiply(
     let out = DeviceMemory::new(context, 4 * rows * cols).unwrap();
     stream.fill(out.slice::<u8>(), 0xff).unwrap();
     let weights = (format, weights.slice());
-    products
-        .product(stream, weights, [rows, k, cols], &columns, Some(scale.slice()), out.slice())
-        .unwrap();
+    products.product(stream, weights, [rows, k, cols], &columns, Some(scale.slice()), out.slice()).unwrap();
     let mut found = vec![0.0; rows * cols];
     stream.download(out.slice(), &mut found).unwrap();
     same(&found, &expected, &format!("{format}, {rows} rows of {k}, {cols} columns"));

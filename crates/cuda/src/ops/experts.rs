@@ -33,6 +33,7 @@ struct GroupedParams {
     k: u32,
     tile: u32,
     padding: u32,
+    halves: u64,
 }
 
 #[repr(C)]
@@ -204,21 +205,26 @@ impl CudaBackend {
             k: input.k() as u32,
             tile: 0,
             padding: 0,
+            halves: input.quantised().map_or(0, |columns| columns.halves.address()),
         };
         let found = self.kernels.experts.grouped.iter().find(|of| of.format == product.format);
         let OfFormat { one, more, .. } = found.expect("every format has kernels");
         let few = |cols| self.kernels.products.few_rows(product.rows, input.k() / 32, cols, rows * moe.used);
-        let units = most_units(&moe, rows);
-        let by_height =
-            |height: usize| Grid { blocks: [product.rows.div_ceil(height) as u32, units as u32, 1], threads: 128 };
+        let (units, wide) = (most_units(&moe, rows), tile(&moe, rows) == WIDE);
+        let by_height = |height: usize| Grid {
+            blocks: [product.rows.div_ceil(height) as u32, units as u32, 1],
+            threads: 128,
+        };
         let (kernel, height, grid) = match more {
-            Some([_, many]) if tile(&moe, rows) == WIDE => {
-                (many, 0, self.kernels.products.wide_grid(many, product.rows, units))
-            }
+            Some([_, many]) if wide => (many, 0, self.kernels.products.wide_grid(many, product.rows, units)),
             Some([eight, _]) if rows > 1 => (eight, few(8), by_height(few(8))),
             Some(_) => (one, few(1), by_height(few(1))),
             None => (one, 4, by_height(4)),
         };
+        if let Some(columns) = input.quantised().filter(|_| wide && more.is_some()) {
+            let values = input.k() * input.cols();
+            self.kernels.products.widen(&self.stream, grid, columns, values).map_err(Failed::from)?;
+        }
         let p = GroupedParams { tile: height as u32, ..p };
         // SAFETY: the slots have rows of this format and length behind the offset, the columns and `out` a place for every pair.
         let queued = unsafe { kernel.launch(&self.stream, grid, &p) };
