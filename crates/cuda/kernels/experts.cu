@@ -24,6 +24,8 @@ struct GroupedParams {
     const uint32_t* unit_places;
     const uint32_t* units;
     uint32_t rows, k;
+    /// See `ProductParams`.
+    const uint16_t* halves;
 };
 
 /// For units of a few places, of whatever block format.
@@ -130,7 +132,7 @@ __device__ void grouped_wide(const GroupedParams& p) {
     extern __shared__ __align__(1024) uint8_t aligned[];
     const uint32_t tall = (p.rows + Wide<F>::ROWS - 1) / Wide<F>::ROWS, tiles = tall * *p.units;
     const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
-    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.k / 32, p.rows, [&](uint32_t number) {
+    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.halves, p.k / 32, p.rows, [&](uint32_t number) {
         if (number >= tiles) {
             return Tile{};
         }

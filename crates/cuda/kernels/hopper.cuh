@@ -31,12 +31,9 @@ struct Barrier {
             asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&state)) : "memory");
         }
     }
-    /// Starts to bring `bytes` from global memory; 16 bytes divide all three. The copy tells the barrier too, by its bytes.
-    __device__ void bring(void* to, const void* from, uint32_t bytes) {
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&state)), "r"(bytes) : "memory");
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
-                     "l"(from), "r"(bytes), "r"(shared_address(&state))
-                     : "memory");
+    /// This thread's copies until here are done, once they are.
+    __device__ void tell_copied() {
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&state)) : "memory");
     }
     __device__ void wait(uint32_t phase) {
         asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again;}" ::"r"(
@@ -46,6 +43,18 @@ struct Barrier {
     }
 #endif
 };
+
+/// Starts a copy of `SIZE` bytes to shared memory, of which only `there` are read; the others become zeros.
+template <int SIZE>
+__device__ inline void copy(void* to, const void* from, int there) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (SIZE == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(SIZE), "r"(there) : "memory");
+    }
+#endif
+}
 
 /// Pairs of f16.
 __device__ inline uint32_t add_pair(uint32_t a, uint32_t b) {
@@ -72,6 +81,20 @@ __device__ inline uint32_t low_pair(uint32_t bytes) { return __byte_perm(bytes, 
 __device__ inline uint32_t high_pair(uint32_t bytes) { return __byte_perm(bytes, 0x64646464u, 0x4342); }
 /// -1024 and -1152, in pairs.
 constexpr uint32_t LESS_1024 = 0xe400e400u, LESS_1152 = 0xe480e480u;
+
+/// 16 values of a column as f16, in the order that the matrix instruction meets them: a lane has four consecutive weights, and takes the first
+/// two for its values 2 l, 2 l + 1, and the others for 2 l + 8, 2 l + 9 of 16.
+__device__ inline void widen(const uint4& q, uint4 (&halves)[2]) {
+    const uint32_t words[4] = {q.x ^ 0x80808080u, q.y ^ 0x80808080u, q.z ^ 0x80808080u, q.w ^ 0x80808080u};
+    uint32_t out[8];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        out[k] = add_pair(low_pair(words[k]), LESS_1152);
+        out[k + 4] = add_pair(high_pair(words[k]), LESS_1152);
+    }
+    halves[0] = uint4{out[0], out[1], out[2], out[3]};
+    halves[1] = uint4{out[4], out[5], out[6], out[7]};
+}
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -199,22 +222,19 @@ struct Hopper {
         uint32_t grid[F::GRID > 0 ? F::GRID : 1];
         /// Chunks that are filled, chunks that are free.
         Barrier filled[CHUNKS], emptied[CHUNKS];
-        /// Per warp that its rows are there.
-        Barrier brought[2][WARPS];
+        /// The tile after the one that is decoded, per warp.
+        Tile next[WARPS];
     };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     /// Multiplies the tiles `tiles(i)`, `i` from the block's number on in steps of the grid, up to the first without rows.
     template <class Tiles>
-    __device__ static void run(Shared& shared, const Columns& x, int units, size_t stride, Tiles tiles) {
+    __device__ static void run(Shared& shared, const Columns& x, const uint16_t* halves, int units, size_t stride, Tiles tiles) {
         const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
         if (threadIdx.x == 0) {
             for (int i = 0; i < CHUNKS; i++) {
-                shared.filled[i].init(WARPS);
+                shared.filled[i].init(WARPS + THREADS / 2);
                 shared.emptied[i].init(WARPS);
-            }
-            for (int i = 0; i < 2 * WARPS; i++) {
-                shared.brought[i / WARPS][i % WARPS].init(ROWS / WARPS);
             }
         }
         for (int i = threadIdx.x; i < F::GRID; i += THREADS) {
@@ -223,7 +243,7 @@ struct Hopper {
         __syncthreads();
         if (warp >= WARPS) {
             asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-            fill(shared, x, units, tiles, warp - WARPS, lane);
+            fill(shared, x.d, halves, units, tiles, warp - WARPS, lane);
         } else {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
             multiply_all(shared, units, stride, tiles, warp, lane);
@@ -245,67 +265,50 @@ struct Hopper {
     };
 
     /// Starts to bring a warp's rows, units from `from` on. Pieces of 16 bytes that have a byte of them are wholly in the same allocation.
-    __device__ static void bring(Shared& shared, int slot, const Tile& tile, size_t row_bytes, int units, int from, int warp, int lane) {
-        if (lane < ROWS / WARPS) {
-            const int row = warp * (ROWS / WARPS) + lane, bytes = min(BROUGHT, units - from) / PER_BLOCK * F::BYTES;
-            const uint8_t* at = tile.weights + min(row, tile.rows - 1) * row_bytes + size_t(from / PER_BLOCK) * F::BYTES;
-            const int past = reinterpret_cast<uintptr_t>(at) & 15;
-            shared.brought[slot][warp].bring(shared.raw[slot][row], at - past, (past + bytes + 15) & ~15);
+    __device__ static void bring(Shared& shared, int slot, const Tile& tile, uint32_t row_bytes, int units, int from, int warp, int lane) {
+        const int bytes = min(BROUGHT, units - from) / PER_BLOCK * F::BYTES;
+        const uint8_t* at = tile.weights + size_t(from / PER_BLOCK) * F::BYTES;
+#pragma unroll 1
+        for (int i = 0; i < (ROWS / WARPS * RAW + WARP - 1) / WARP; i++) {
+            const int r = (i * WARP + lane) / RAW, piece = (i * WARP + lane) % RAW, row = warp * (ROWS / WARPS) + r;
+            const uint8_t* block = at + size_t(min(row, tile.rows - 1)) * row_bytes;
+            const int past = reinterpret_cast<uintptr_t>(block) & 15;
+            if (r < ROWS / WARPS && piece * 16 < past + bytes) {
+                copy<16>(&shared.raw[slot][row][piece], block - past + piece * 16, 16);
+            }
         }
     }
 
-    /// What a thread brings of a tile's columns: two quarters of a chunk's values, of columns 64 apart, and a scale.
+    /// What a thread brings of a tile's columns: one of the eight pieces of every 32nd column, and a scale.
     struct Source {
-        const uint4* q[2];
+        const uint16_t* halves;
         const float* d;
+        /// From `halves` on.
+        uint32_t own[COLS / 32];
 
-        __device__ Source(const Tile& tile, const Columns& x, int units, int thread) {
-            const int wanted[3] = {thread / 4, thread / 4 + COLS / 2, thread % COLS};
-            size_t at[3];
+        __device__ Source(const Tile& tile, const float* d, const uint16_t* halves, int units, int thread) {
+            auto col = [&](int wanted) {
+                const int c = min(wanted, tile.cols - 1);
+                return tile.which == nullptr ? tile.first + c : tile.which[c];
+            };
 #pragma unroll
-            for (int i = 0; i < 3; i++) {
-                const int c = min(wanted[i], tile.cols - 1);
-                at[i] = size_t(tile.which == nullptr ? tile.first + c : tile.which[c]) * units;
+            for (int i = 0; i < COLS / 32; i++) {
+                own[i] = col(thread / 8 + i * 32) * uint32_t(units) * 32 + thread % 8 * 8;
             }
-            q[0] = reinterpret_cast<const uint4*>(x.q) + at[0] * 2 + thread % 4;
-            q[1] = reinterpret_cast<const uint4*>(x.q) + at[1] * 2 + thread % 4;
-            d = x.d + at[2] + thread / COLS;
-        }
-    };
-
-    struct Piece {
-        uint4 q[2];
-        float d;
-
-        /// The next chunk's, of which there are `left` units.
-        __device__ void load(Source& source, int left, int thread) {
-            if (thread % 4 / 2 < left) {
-                q[0] = *source.q[0];
-                q[1] = *source.q[1];
-            }
-            d = thread / COLS < left ? *source.d : 0.0f;
-            source.q[0] += CHUNK * 2, source.q[1] += CHUNK * 2, source.d += CHUNK;
+            this->halves = halves;
+            this->d = d + size_t(col(thread % COLS)) * units + thread / COLS;
         }
 
-        /// The matrix instruction takes from a lane's four consecutive weights the first two for its values 2 l, 2 l + 1, and the others for
-        /// 2 l + 8, 2 l + 9 of 16; the columns' values are put in the same places.
-        __device__ void store(Chunk& chunk, int thread) const {
+        /// Starts to bring the next chunk's, of which there are `left` units.
+        __device__ void bring(Chunk& chunk, int left, int thread) {
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int col = thread / 4 + i * (COLS / 2), piece = thread % 4 * 2;
-                const uint32_t words[4] = {q[i].x, q[i].y, q[i].z, q[i].w};
-                uint32_t first[4], other[4];
-#pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    const uint32_t bytes = words[k] ^ 0x80808080u;
-                    first[k] = add_pair(low_pair(bytes), LESS_1152);
-                    other[k] = add_pair(high_pair(bytes), LESS_1152);
-                }
-                chunk.q[col][piece ^ col % 8] = uint4{first[0], first[1], first[2], first[3]};
-                chunk.q[col][(piece + 1) ^ col % 8] = uint4{other[0], other[1], other[2], other[3]};
+            for (int i = 0; i < COLS / 32; i++) {
+                const int col = thread / 8 + i * 32;
+                copy<16>(&chunk.q[col][thread % 8 ^ col % 8], halves + own[i], thread % 8 / 4 < left ? 16 : 0);
             }
-            const int col = thread % COLS;
-            chunk.d_a[thread / COLS][col / 16 * 16 + col % 8 / 2 * 4 + col % 16 / 8 * 2 + col % 2] = d;
+            const int c = thread % COLS;
+            copy<4>(&chunk.d_a[thread / COLS][c / 16 * 16 + c % 8 / 2 * 4 + c % 16 / 8 * 2 + c % 2], d, thread / COLS < left ? 4 : 0);
+            halves += CHUNK * 32, d += CHUNK;
         }
     };
 
@@ -329,57 +332,56 @@ struct Hopper {
 
     /// The warps that fill chunks. Each brings and decodes its own rows.
     template <class Tiles>
-    __device__ static void fill(Shared& shared, const Columns& x, int units, Tiles tiles, int warp, int lane) {
+    __device__ static void fill(Shared& shared, const float* d, const uint16_t* halves, int units, Tiles tiles, int warp, int lane) {
         const int thread = warp * WARP + lane, row = warp * (ROWS / WARPS) + lane % 16, part = lane / 16;
-        const size_t row_bytes = size_t(units / PER_BLOCK) * F::BYTES;
+        const uint32_t row_bytes = uint32_t(units / PER_BLOCK) * F::BYTES;
+        // Not in registers: it is needed once.
+        Tile& next = shared.next[warp];
         Turn turn;
         int slot = 0;
-        uint32_t brought = 0;
         uint32_t number = blockIdx.x;
         Tile tile = tiles(number);
         if (tile.rows == 0) {
             return;
         }
         bring(shared, slot, tile, row_bytes, units, 0, warp, lane);
-        Source source(tile, x, units, thread);
-        Piece piece = {};
-        piece.load(source, units, thread);
+        Source source(tile, d, halves, units, thread);
         while (tile.rows > 0) {
             number += gridDim.x;
-            const Tile next = tiles(number);
-            const uint32_t own = uint32_t(reinterpret_cast<uintptr_t>(tile.weights)) + min(row, tile.rows - 1) * uint32_t(row_bytes);
+            __syncwarp();
+            if (lane == 0) {
+                next = tiles(number);
+            }
+            __syncwarp();
+            const uint32_t own = uint32_t(reinterpret_cast<uintptr_t>(tile.weights)) + min(row, tile.rows - 1) * row_bytes;
             const uint8_t* block = nullptr;
             for (int from = 0; from < units; from += CHUNK) {
                 const int at = from % BROUGHT;
                 if (at == 0) {
+                    asm volatile("cp.async.wait_all;" ::: "memory");
+                    __syncwarp();
                     if (from + BROUGHT < units) {
                         bring(shared, slot ^ 1, tile, row_bytes, units, from + BROUGHT, warp, lane);
                     } else if (next.rows > 0) {
                         bring(shared, slot ^ 1, next, row_bytes, units, 0, warp, lane);
                     }
-                    shared.brought[slot][warp].wait(brought >> slot & 1);
-                    brought ^= 1 << slot;
                     block = reinterpret_cast<const uint8_t*>(shared.raw[slot][row]) + ((own + from / PER_BLOCK * F::BYTES) & 15);
                     slot ^= 1;
                 }
-                const int unit = at + part;
                 shared.emptied[turn.chunk].wait(turn.phase ^ 1);
                 Chunk& chunk = shared.chunks[turn.chunk];
+                source.bring(chunk, units - from, thread);
+                shared.filled[turn.chunk].tell_copied();
+                const int unit = at + part;
                 decode(chunk, F::unit(block + unit / PER_BLOCK * F::BYTES, unit % PER_BLOCK, shared.grid), row, part,
                        from + part < units);
-                piece.store(chunk, thread);
-                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
                 shared.filled[turn.chunk].tell(lane);
                 turn.next();
-                // The fence would wait for them.
-                if (from + CHUNK < units) {
-                    piece.load(source, units - from - CHUNK, thread);
-                } else if (next.rows > 0) {
-                    source = Source(next, x, units, thread);
-                    piece.load(source, units, thread);
-                }
             }
             tile = next;
+            if (tile.rows > 0) {
+                source = Source(tile, d, halves, units, thread);
+            }
         }
     }
 
@@ -484,6 +486,8 @@ struct Hopper {
         const int row = warp * 16;
         for (int from = 0; from < units; from += CHUNK) {
             shared.filled[turn.chunk].wait(turn.phase);
+            // The matrix instruction sees what was copied.
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             const Chunk& chunk = shared.chunks[turn.chunk];
             // Shared memory's address in 16 bytes; 1,024 bytes from one group of 8 columns to the next; pieces swizzled over 128 bytes.
             const uint64_t columns = uint64_t(shared_address(chunk.q) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;

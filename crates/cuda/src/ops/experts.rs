@@ -31,6 +31,7 @@ struct GroupedParams {
     units: u64,
     rows: u32,
     k: u32,
+    halves: u64,
 }
 
 #[repr(C)]
@@ -300,6 +301,7 @@ impl CudaBackend {
             units: routing.units,
             rows: product.rows as u32,
             k: input.k() as u32,
+            halves: input.quantised().map_or(0, |columns| columns.halves.address()),
         };
         let found = self.kernels.experts.grouped.iter().find(|(format, _)| *format == product.format);
         let (_, kernel) = found.expect("every format has kernels");
@@ -307,6 +309,10 @@ impl CudaBackend {
             true => Grid { blocks: [product.rows.div_ceil(4) as u32, units as u32, 1], threads: 128 },
             false => self.kernels.products.wide_grid(kernel, product.rows, units),
         };
+        if let Some(columns) = input.quantised().filter(|_| !product.format.is_float()) {
+            let values = input.k() * input.cols();
+            self.kernels.products.widen(&self.stream, grid, columns, values).map_err(Failed::from)?;
+        }
         // SAFETY: as above.
         let queued = unsafe { kernel.launch(&self.stream, grid, &p) };
         Ok(queued.map_err(Failed::from)?)

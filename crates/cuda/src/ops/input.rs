@@ -51,6 +51,16 @@ impl Input {
             .map_or([0; 3], |columns| [columns.q.address(), columns.d.address(), columns.sums.address()])
     }
 
+    /// The quantised columns.
+    pub(crate) fn quantised(&self) -> Option<&Columns> {
+        self.quantised.as_ref()
+    }
+
+    /// How many columns.
+    pub(crate) fn cols(&self) -> usize {
+        self.cols
+    }
+
     /// Where whoever computes the values leaves them quantised, if any of these matrices wants that. `run` is how many consecutive values
     /// a warp has together; where that is no multiple of 32 they are quantised afterwards.
     pub(crate) fn target(&self, wanted: bool, run: usize) -> Target {
@@ -84,6 +94,7 @@ pub(crate) fn columns(k: usize, cols: usize, room: &mut Scratch) -> Option<Colum
         q: room.take(k * cols),
         d: room.take(k / 32 * cols),
         sums: room.take(k / 32 * cols),
+        halves: room.take(k * cols),
     })
 }
 

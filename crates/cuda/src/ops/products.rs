@@ -15,12 +15,14 @@ pub struct Columns {
     pub d: DeviceSlice<f32>,
     /// `[cols][k / 32]`: sums of 16 values, two to a word.
     pub sums: DeviceSlice<u32>,
+    /// `[cols][k]`: room for the values as f16.
+    pub halves: DeviceSlice<u16>,
 }
 
 impl Columns {
     /// Bytes that [`Columns::new`] wants.
     pub fn bytes_for(k: usize, cols: usize) -> usize {
-        cols * (k + k / 32 * 8)
+        cols * (3 * k + k / 32 * 8)
     }
 
     /// Places columns in `memory`.
@@ -31,9 +33,10 @@ impl Columns {
         assert!(k.is_multiple_of(32), "columns are quantised per 32 values, not {k}");
         let (values, blocks) = (k * cols, k / 32 * cols);
         Columns {
-            q: memory.part(0, values),
-            d: memory.part(values, blocks),
-            sums: memory.part(values + 4 * blocks, blocks),
+            halves: memory.part(0, values),
+            q: memory.part(2 * values, values),
+            d: memory.part(3 * values, blocks),
+            sums: memory.part(3 * values + 4 * blocks, blocks),
         }
     }
 }
@@ -61,6 +64,15 @@ struct ProductParams {
     cols: u32,
     k: u32,
     tile: u32,
+    halves: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct WidenParams {
+    q: u64,
+    halves: u64,
+    count: u64,
 }
 
 #[repr(C)]
@@ -90,6 +102,7 @@ pub struct Products {
     /// Room of the kernels for eight columns.
     terms: usize,
     quantise: Kernel<QuantiseParams>,
+    widen: Kernel<WidenParams>,
     formats: Vec<(Format, OfFormat)>,
 }
 
@@ -112,6 +125,7 @@ impl Products {
             processors: context.device().processors as usize,
             terms: if context.device().capability < (8, 0) { 260 } else { 520 },
             quantise: module.kernel("strata_quantise")?,
+            widen: module.kernel("strata_widen")?,
             formats: formats.map(of_format).collect::<Result<_, DriverError>>()?,
         })
     }
@@ -134,6 +148,23 @@ impl Products {
         let threads = kernel.max_threads();
         let room = self.processors * 512 / threads as usize;
         Grid { blocks: [room.min(rows.div_ceil(128) * groups) as u32, 1, 1], threads }
+    }
+
+    /// Leaves the first `values` quantised values as f16, if the kernels of this grid want them.
+    pub(crate) fn widen(
+        &self,
+        stream: &Stream,
+        grid: Grid,
+        x: &Columns,
+        values: usize,
+    ) -> Result<(), DriverError> {
+        if grid.threads != 512 {
+            return Ok(());
+        }
+        assert!(values <= x.q.len() && values <= x.halves.len());
+        let p = WidenParams { q: x.q.address(), halves: x.halves.address(), count: (values / 16) as u64 };
+        // SAFETY: the sizes were compared above.
+        unsafe { self.widen.launch(stream, Grid::threads(values / 16, 256), &p) }
     }
 
     /// Quantises `x`, `[cols][k]`.
@@ -201,9 +232,11 @@ impl Products {
             cols: cols as u32,
             k: k as u32,
             tile: 0,
+            halves: x.halves.address(),
         };
         if cols > 8 {
             let grid = self.wide_grid(&kernels.many, rows, cols.div_ceil(WIDE));
+            self.widen(stream, grid, x, k * cols)?;
             // SAFETY: the sizes were compared above.
             return unsafe { kernels.many.launch(stream, grid, &p) };
         }
