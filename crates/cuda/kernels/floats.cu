@@ -265,7 +265,7 @@ __device__ void widen_all(const WidenParams& p) {
 }
 
 #define STRATA_KERNELS(T, NAME)                                                                            \
-    extern "C" __global__ void __launch_bounds__(BRINGERS, 5) strata_floats_one_##NAME(                     \
+    extern "C" __global__ void __launch_bounds__(BRINGERS) strata_floats_one_##NAME(                     \
         const __grid_constant__ FloatParams p) {                                                          \
         product_one<T>(p);                                                                              \
     }                                                                                                     \
