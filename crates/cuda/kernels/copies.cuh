@@ -5,23 +5,34 @@
 
 namespace strata {
 
+/// An address in shared memory as its instructions take it. To make one of a pointer costs a slow look at where the block's memory is: loops keep it.
+using SharedAddress = uint32_t;
+__device__ inline SharedAddress shared_at(const void* p) { return SharedAddress(__cvta_generic_to_shared(p)); }
+
+__device__ inline void load_shared(float& to, SharedAddress from) { asm volatile("ld.shared.f32 %0, [%1];" : "=f"(to) : "r"(from)); }
+__device__ inline void load_shared(uint16_t& to, SharedAddress from) { asm volatile("ld.shared.u16 %0, [%1];" : "=h"(to) : "r"(from)); }
+
 /// Starts a copy of `BYTES`, 4 or 16.
 template <int BYTES>
-__device__ inline void start_copy(void* to, const void* from) {
+__device__ inline void start_copy(SharedAddress to, const void* from) {
 #if __CUDA_ARCH__ >= 800
-    const uint32_t shared = uint32_t(__cvta_generic_to_shared(to));
     if constexpr (BYTES == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
     } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(BYTES) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
     }
 #else
     if constexpr (BYTES == 16) {
-        *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+        const uint4 value = *static_cast<const uint4*>(from);
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
     } else {
-        *static_cast<uint32_t*>(to) = *static_cast<const uint32_t*>(from);
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(*static_cast<const uint32_t*>(from)) : "memory");
     }
 #endif
+}
+template <int BYTES>
+__device__ inline void start_copy(void* to, const void* from) {
+    start_copy<BYTES>(shared_at(to), from);
 }
 
 /// Ends a group: the copies that this thread started since the last one.

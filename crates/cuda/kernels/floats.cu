@@ -2,7 +2,14 @@
 #include "copies.cuh"
 #include "floats.cuh"
 
+#include <cstddef>
+
 namespace strata {
+
+/// The bits of a weight.
+__device__ inline float& raw(float& w) { return w; }
+__device__ inline uint16_t& raw(Half& w) { return w.bits; }
+__device__ inline uint16_t& raw(Bfloat& w) { return w.bits; }
 
 struct FloatMatrix {
     const void* weights;
@@ -36,12 +43,35 @@ struct FloatParams {
     }
 };
 
-/// Values of a row that are brought at once.
+/// Values of a row that are brought together.
 constexpr int BROUGHT = 2560;
-constexpr int BRINGERS = 256;
+constexpr int BRINGERS = 256, MEANWHILE = 160;
 
-/// One row and one column: all threads bring the values, and one warp, which has the only chain, multiplies what they brought while they bring the
-/// next. Grid: rows, columns.
+/// Brings what is left of `BROUGHT` values of a row and a column, by threads `thread` of `THREADS`.
+template <int THREADS, class T>
+__device__ inline void bring(const T* row, const float* col, int left, int thread, float (&w)[BROUGHT], float (&x)[BROUGHT]) {
+    constexpr int EACH = BROUGHT / THREADS;
+    static_assert(BROUGHT % THREADS == 0, "");
+    if (left < BROUGHT) {
+#pragma unroll 4
+        for (int j = thread; j < left; j += THREADS) {
+            w[j] = widen(row + j), x[j] = col[j];
+        }
+        return;
+    }
+    float own_w[EACH], own_x[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        own_w[i] = widen(row + thread + i * THREADS), own_x[i] = col[thread + i * THREADS];
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        w[thread + i * THREADS] = own_w[i], x[thread + i * THREADS] = own_x[i];
+    }
+}
+
+/// One row and one column: all threads bring the first values; then one warp, which has the only chain, multiplies them while `MEANWHILE` others
+/// bring the next. Grid: rows, columns.
 template <class T>
 __device__ void product_one(const FloatParams& p) {
     __shared__ float w[2][BROUGHT], x[2][BROUGHT];
@@ -49,30 +79,30 @@ __device__ void product_one(const FloatParams& p) {
     const FloatMatrix& m = p.matrix(number, 1);
     const T* row = m.row<T>(number, p.k);
     const float* col = p.x + size_t(blockIdx.y) * p.k;
-    auto bring = [&](uint32_t from, int to) {
-        const uint32_t here = from < p.k ? min(uint32_t(BROUGHT), p.k - from) : 0;
-#pragma unroll 5
-        for (uint32_t j = threadIdx.x; j < here; j += BRINGERS) {
-            w[to][j] = widen(row + from + j), x[to][j] = col[from + j];
-        }
-    };
-    bring(0, 0);
+    const int thread = threadIdx.x;
+    bring<BRINGERS>(row, col, p.k, thread, w[0], x[0]);
     __syncthreads();
     float acc = 0.0f;
-    for (uint32_t from = 0, turn = 0; from < p.k; from += BROUGHT, turn ^= 1) {
-        bring(from + BROUGHT, turn ^ 1);
-        if (threadIdx.x < WARP) {
-            const uint32_t here = min(uint32_t(BROUGHT), p.k - from);
-#pragma unroll 16
-            for (uint32_t j = threadIdx.x; j < here; j += WARP) {
+    for (int from = 0, left = p.k, turn = 0; left > 0; from += BROUGHT, left -= BROUGHT, turn ^= 1) {
+        if (thread >= BRINGERS - MEANWHILE) {
+            bring<MEANWHILE>(row + from + BROUGHT, col + from + BROUGHT, left - BROUGHT, thread - (BRINGERS - MEANWHILE), w[turn ^ 1], x[turn ^ 1]);
+        } else if (thread >= WARP) {
+            // These would only be in the way.
+        } else if (left >= BROUGHT) {
+#pragma unroll
+            for (int j = 0; j < BROUGHT; j += WARP) {
+                acc = fma(w[turn][j + thread], x[turn][j + thread], acc);
+            }
+        } else {
+            for (int j = thread; j < left; j += WARP) {
                 acc = fma(w[turn][j], x[turn][j], acc);
             }
         }
         __syncthreads();
     }
-    if (threadIdx.x < WARP) {
+    if (thread < WARP) {
         const float sum = fold(acc);
-        if (threadIdx.x == 0) {
+        if (thread == 0) {
             m.put(number, blockIdx.y, sum);
         }
     }
@@ -89,27 +119,32 @@ struct Many {
         float x[ACROSS * COLS][DEEP];
     };
 
-    /// A thread's part in bringing `LINES` lines of `k` values; of the last of `count` where there are fewer.
+    /// A thread's part in bringing up to `LINES` of `count` lines of `k` values.
     template <int LINES, class V>
     struct Bring {
         static constexpr int PIECE = 16 / sizeof(V), PIECES = DEEP / PIECE, STEP = THREADS / PIECES;
         static constexpr int TURNS = (LINES + STEP - 1) / STEP;
         const V* from[TURNS];
+        /// Lines from its first on.
+        int lines;
 
-        __device__ Bring(const V* lines, uint32_t count, uint32_t k) {
+        __device__ Bring(const V* all, uint32_t count, uint32_t k) {
+            const int line = threadIdx.x / PIECES;
+            lines = int(min(count, uint32_t(LINES))) - line;
 #pragma unroll
             for (int i = 0; i < TURNS; i++) {
-                from[i] = lines + size_t(min(threadIdx.x / PIECES + i * STEP, count - 1)) * k + threadIdx.x % PIECES * PIECE;
+                from[i] = all + size_t(line + i * STEP) * k + threadIdx.x % PIECES * PIECE;
             }
         }
 
-        /// Starts the copies of the next `DEEP` values, of which `left` are there.
-        __device__ void start(V (*to)[DEEP], int left) {
+        /// Starts the copies of the next `DEEP` values, of which `left` are there, to lines of as many from `to` on.
+        __device__ void start(SharedAddress to, int left) {
             const int line = threadIdx.x / PIECES, at = threadIdx.x % PIECES * PIECE;
+            to += (line * DEEP + at) * sizeof(V);
 #pragma unroll
             for (int i = 0; i < TURNS; i++) {
-                if (at < left && (LINES % STEP == 0 || line + i * STEP < LINES)) {
-                    start_copy<16>(&to[line + i * STEP][at], from[i]);
+                if (at < left && i * STEP < lines) {
+                    start_copy<16>(to + i * STEP * DEEP * int(sizeof(V)), from[i]);
                 }
                 from[i] += DEEP;
             }
@@ -124,49 +159,57 @@ struct Many {
         const uint32_t col = blockIdx.y * ACROSS * COLS;
         Bring<DOWN * ROWS, T> w(m.row<T>(row, p.k), m.rows - row, p.k);
         Bring<ACROSS * COLS, float> x(p.x + size_t(col) * p.k, p.cols - col, p.k);
-        auto start = [&](uint32_t piece) {
-            Stage& to = stages[piece % STAGES];
-            const int left = int(p.k) - int(piece * DEEP);
-            w.start(to.w, left);
-            x.start(to.x, left);
+        // Where the next piece goes, and where the next to multiply is.
+        const SharedAddress all = shared_at(stages);
+        const uint32_t own_w = (down * DEEP + lane) * sizeof(T), own_x = offsetof(Stage, x) + (across * DEEP + lane) * sizeof(float);
+        uint32_t next = 0, here = 0;
+        int left = p.k;
+        auto pass = [](uint32_t& stage) { stage = stage == (STAGES - 1) * sizeof(Stage) ? 0 : stage + sizeof(Stage); };
+        auto start = [&] {
+            w.start(all + next, left);
+            x.start(all + next + offsetof(Stage, x), left);
             end_copies();
+            pass(next);
+            left -= DEEP;
         };
         float acc[ROWS][COLS] = {};
-        auto multiply = [&](const Stage& from, int j) {
+        auto multiply = [&](int j) {
             float values[ROWS];
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
-                values[r] = widen(&from.w[down + r][j]);
+                T value;
+                load_shared(raw(value), all + here + own_w + (r * DEEP + j) * int(sizeof(T)));
+                values[r] = widen(&value);
             }
 #pragma unroll
             for (int c = 0; c < COLS; c++) {
-                const float value = from.x[across + c][j];
+                float value;
+                load_shared(value, all + here + own_x + (c * DEEP + j) * int(sizeof(float)));
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
                     acc[r][c] = fma(values[r], value, acc[r][c]);
                 }
             }
         };
-        const uint32_t pieces = (p.k + DEEP - 1) / DEEP;
 #pragma unroll
         for (int i = 0; i < STAGES - 1; i++) {
-            start(i);
+            start();
         }
-        for (uint32_t piece = 0; piece < pieces; piece++) {
+        for (int ahead = p.k; ahead > 0; ahead -= DEEP) {
             await_copies<STAGES - 2>();
             __syncthreads();
-            start(piece + STAGES - 1);
-            const Stage& here = stages[piece % STAGES];
-            if ((piece + 1) * DEEP <= p.k) {
+            start();
+            if (ahead >= DEEP) {
 #pragma unroll
                 for (int j = 0; j < DEEP; j += WARP) {
-                    multiply(here, j + lane);
+                    multiply(j);
                 }
             } else {
-                for (uint32_t j = lane; piece * DEEP + j < p.k; j += WARP) {
-                    multiply(here, j);
+                for (int j = 0; j + lane < ahead; j += WARP) {
+                    multiply(j);
                 }
             }
+            pass(here);
         }
         // Rows of a column lie together in the result.
         constexpr int AT_ONCE = ROWS * COLS < WARP ? ROWS * COLS : WARP;

@@ -391,10 +391,12 @@ struct GatedNormParams {
     float eps;
 };
 
-/// `rms(o) * gamma * sigmoid(z)` of a row's head, whose first value is the `at`-th, by a warp. Quantised values are not left as they are too.
-__device__ inline void gated_norm(const GatedNormParams& p, const float* o, const float* gamma, const float* z, uint64_t at, int lane) {
+/// `rms(o) * gamma * sigmoid(z)` of a row's head, whose first value is the `at`-th, from its unit of 32 `first` on, every `step`-th, by a warp. Quantised
+/// values are not left as they are too.
+__device__ inline void gated_norm(const GatedNormParams& p, const float* o, const float* gamma, const float* z, uint64_t at, int lane,
+                                  uint32_t first, uint32_t step) {
     const float scale = rms_scale(o, p.dim, p.eps, lane);
-    for (uint32_t j = lane; j < p.dim; j += WARP) {
+    for (uint32_t j = first * WARP + lane; j < p.dim; j += step * WARP) {
         const float value = o[j] * scale * gamma[j] * sigmoid(z[j]);
         if (p.quantised.q == nullptr) {
             p.o[at + j] = value;
@@ -408,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(128) strata_gated_norm(const __grid
     const uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
     if (warp < p.count) {
         const uint64_t at = uint64_t(warp) * p.dim;
-        gated_norm(p, p.o + at, p.gamma, p.z + at, at, threadIdx.x % WARP);
+        gated_norm(p, p.o + at, p.gamma, p.z + at, at, threadIdx.x % WARP, 0, 1);
     }
 }
 
@@ -565,9 +567,12 @@ __device__ void few(const FewParams& p) {
             *reinterpret_cast<float4*>(behind + uint64_t(c) * dim + 4 * lane) = *reinterpret_cast<const float4*>(&s.state[c][4 * lane]);
         }
     }
+    // A warp a unit: quantising one after the other is a long chain.
+    constexpr int UNITS = FEW_VALUES / WARP;
 #pragma unroll 1
-    for (int t = warp; t < rows; t += WARPS) {
-        gated_norm(p.gated_norm, s.rows[t] + 2 * dim, s.gamma, s.z[t], place(t), lane);
+    for (int i = warp; i < UNITS * rows; i += WARPS) {
+        const int t = i / UNITS;
+        gated_norm(p.gated_norm, s.rows[t] + 2 * dim, s.gamma, s.z[t], place(t), lane, i % UNITS, UNITS);
     }
 }
 

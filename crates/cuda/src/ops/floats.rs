@@ -79,8 +79,8 @@ impl Floats {
             Ok(OfFormat {
                 ways: [
                     way("one", [1, 1], 256, (5, 2.4))?,
-                    way("flat", [4, 32], 256, (2, 12.0))?,
-                    way("tall", [32, 32], 256, (1, 25.0))?,
+                    way("flat", [4, 32], 256, (2, 11.0))?,
+                    way("tall", [32, 32], 256, (1, 24.0))?,
                 ],
                 widen: module.kernel(&format!("strata_widen_{name}"))?,
             })
