@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use strata_backend::KvFormat;
 use strata_cuda::{Cuda, Room};
-use strata_engine::{Engine, EngineConfig, EngineError};
+use strata_engine::{Engine, EngineConfig, EngineError, Wants};
 use strata_quant::Format;
 use strata_selftest::{CheckError, ids, ops, samplings, whole};
 use strata_synth::{Geometry, Mix, Options};
@@ -130,5 +130,42 @@ fn replayed_neighbours() {
     let config = EngineConfig { window: Some(48), context: Some(256), sequences: 4, ..Default::default() };
     for (_, sampling) in samplings() {
         replay(&golden::pebble(), &config, |engine| whole::neighbours(engine, &prompts, &sampling));
+    }
+}
+
+/// Oracle: the CPU's sentence. A tensor of NaN is found in the same place, by long windows and by short ones, and the engine goes on.
+#[test]
+fn broken_weights_are_found_alike() {
+    let folder = tempfile::tempdir().unwrap();
+    for tensor in [
+        "token_embd.weight",
+        "blk.1.ple_value.weight",
+        "blk.2.attn_qkv.weight",
+        "blk.3.attn_v.weight",
+        "blk.2.ffn_down_exps.weight",
+        "blk.0.hc_attn_down.weight",
+        "output.weight",
+    ] {
+        let path = synth(folder.path(), Geometry::tiny(), Mix::pure(Format::Q8_0));
+        let gguf = strata_gguf::Gguf::open(&path).unwrap();
+        let found = gguf.tensors().iter().find(|found| found.name == tensor).unwrap();
+        let mut bytes = std::fs::read(&path).unwrap();
+        // A block of Q8_0 begins with its scale, in half precision.
+        let blocks = bytes[found.offset as usize..][..found.bytes as usize].chunks_exact_mut(34);
+        blocks.for_each(|block| block[..2].copy_from_slice(&0x7e00u16.to_le_bytes()));
+        drop(gguf);
+        std::fs::write(&path, bytes).unwrap();
+        let config = EngineConfig { window: Some(48), context: Some(64), ..Default::default() };
+        let Some(engines) = engines(&path, &config) else { return };
+        let [ours, theirs] = engines.map(|mut engine| {
+            [40, 3].map(|tokens| {
+                let seq = engine.open().unwrap();
+                let why = engine.forward(seq, &ids(384, tokens), Wants::Last, &mut |_, _| ()).unwrap_err();
+                engine.close(seq).unwrap();
+                why.to_string()
+            })
+        });
+        assert_eq!(ours, theirs);
+        assert!(ours.iter().all(|why| why.contains(&format!("`{tensor}` there hold"))), "{ours:?}");
     }
 }
