@@ -5,7 +5,8 @@
 // product and the FMA. Minimums are a second product, with the minimum in place of the weights.
 //
 // Blocks of threads stay and take tiles of `ROWS` rows and up to `COLS` columns one after the other. Half of the warps bring blocks as they
-// are, a few at a time, and decode them and the columns into a ring of chunks, without regard to where a tile ends; the others multiply.
+// are, a few at a time, decode them into a ring of chunks and start the copies of the columns, without regard to where a tile ends; the others
+// multiply. Shared memory has the weights as bytes; they become f16 in the registers that the matrix instruction reads them from.
 #pragma once
 
 #include <type_traits>

@@ -1,9 +1,10 @@
-// Products of block-format rows with many quantised columns: what prompts are made of. Integer tensor cores multiply, and the
-// contract's scales and order are kept between them.
+// Products of block-format rows with many quantised columns: what prompts are made of. Hopper has its own (`hopper.cuh`); here the integer
+// tensor cores of other GPUs multiply, and the contract's scales and order are kept between them.
 //
-// A block of threads takes `ROWS` rows and `COLS` columns and walks the row in chunks of units, decoded once into shared memory: the next chunk while the warps that are done with theirs multiply. Per unit
-// of 32 weights a matrix instruction gives exact integers; sub-scales, scales and the running sum are then f32 operations on each of them,
-// three or five to a value: these, not the matrix instructions, are what the time goes to.
+// A block of threads takes `ROWS` rows and `COLS` columns at a time and walks the row in chunks of units, decoded once into shared memory: the
+// next chunk while the warps that are done with theirs multiply. Per unit of 32 weights a matrix instruction gives exact integers; sub-scales,
+// scales and the running sum are then f32 operations on each of them, three or five to a value: these, not the matrix instructions, are what
+// the time goes to.
 #pragma once
 
 #include "copies.cuh"
@@ -264,6 +265,7 @@ struct Many {
     }
 };
 
+/// Tiles of 128 rows and up to 128 columns. Twins: `WIDE` and `Products::wide_grid`.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 template <class F>
 using Wide = Hopper<F>;

@@ -146,8 +146,10 @@ impl Products {
     /// at once, by the threads that it was compiled for.
     pub(crate) fn wide_grid<P: Copy>(&self, kernel: &Kernel<P>, rows: usize, groups: usize) -> Grid {
         let threads = kernel.max_threads();
-        let room = self.processors * 512 / threads as usize;
-        Grid { blocks: [room.min(rows.div_ceil(128) * groups) as u32, 1, 1], threads }
+        // Kernels of fewer threads take half as many columns at a time.
+        let share = (512 / threads as usize).max(1);
+        let blocks = self.processors.min(rows.div_ceil(128) * groups) * share;
+        Grid { blocks: [blocks as u32, 1, 1], threads }
     }
 
     /// Leaves the first `values` quantised values as f16, if the kernels of this grid want them.
