@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use strata_quant::math;
+use strata_quant::{Isa, dispatch, math};
 
 use super::{Sampling, uniform};
 
@@ -127,21 +127,20 @@ impl Sampler {
         mask: Option<TokenMask<'_>>,
         scratch: &mut Scratch,
     ) -> Result<Choice, SampleError> {
-        let Scratch { adjusted, order } = scratch;
+        let (isa, Scratch { adjusted, order }) = (Isa::detect(), scratch);
         self.adjust(logits, mask, adjusted);
         let greedy = self.sampling.temperature == 0.0;
-        let token = if greedy { largest(adjusted) } else { self.draw(position, adjusted, order) }.ok_or(
-            if mask.is_some() && self.sampling.logit_bias.is_empty() {
+        let token = if greedy { largest(adjusted) } else { self.draw(isa, position, adjusted, order) }
+            .ok_or(if mask.is_some() && self.sampling.logit_bias.is_empty() {
                 SampleError::NothingAllowed(position)
             } else {
                 SampleError::NothingLeft(position)
-            },
-        )?;
+            })?;
         self.count(token);
         let (logprob, top) = match self.sampling.logprobs {
             None => (None, Vec::new()),
             Some(n) => {
-                let (own, top) = log_probabilities(logits, token, n, order);
+                let (own, top) = log_probabilities(isa, logits, token, n, order);
                 (Some(own), top)
             }
         };
@@ -177,7 +176,7 @@ impl Sampler {
         }
     }
 
-    fn draw(&self, position: usize, logits: &[f32], order: &mut Vec<u32>) -> Option<u32> {
+    fn draw(&self, isa: Isa, position: usize, logits: &[f32], order: &mut Vec<u32>) -> Option<u32> {
         let top_k = self.sampling.top_k;
         let first = largest(logits)?;
         let max = logits[first as usize];
@@ -189,8 +188,7 @@ impl Sampler {
         order.extend((0..logits.len() as u32).filter(|&t| logits[t as usize] > f32::NEG_INFINITY));
         let limit = if top_k == 0 { order.len() } else { top_k.min(order.len()) };
         // With no top-k the mass is that of all tokens, in id order, whatever part of the order gets sorted below.
-        let weight = |&t: &u32| self.weight(logits[t as usize], max);
-        let whole = (top_k == 0).then(|| order.iter().map(weight).sum());
+        let whole = (top_k == 0).then(|| mass(isa, logits, max, self.sampling.temperature));
 
         // Sorting a whole vocabulary costs more than the draw is worth: sort a prefix that holds the mass sought.
         let mut sorted = limit.min(FEW);
@@ -271,11 +269,32 @@ fn sort_prefix(order: &mut [u32], n: usize, logits: &[f32]) {
     order[..n].sort_unstable_by(|&a, &b| by_logit(logits, a, b));
 }
 
+dispatch! {
+    /// The sum of `exp((logit - max) / temperature)`, ascending, in f64. What isn't a number adds nothing.
+    fn mass(isa, logits: &[f32], max: f32, temperature: f32) -> f64 {
+        let (mut sum, mut weights) = (0.0, [0.0f32; 256]);
+        for part in logits.chunks(weights.len()) {
+            for (weight, &logit) in weights.iter_mut().zip(part) {
+                let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit };
+                *weight = math::exp((logit - max) / temperature);
+            }
+            sum = weights[..part.len()].iter().fold(sum, |sum, &weight| sum + f64::from(weight));
+        }
+        sum
+    }
+}
+
 /// The log-probability of `token` and those of the `n` most probable tokens.
-fn log_probabilities(logits: &[f32], token: u32, n: usize, order: &mut Vec<u32>) -> (f32, Vec<(u32, f32)>) {
+fn log_probabilities(
+    isa: Isa,
+    logits: &[f32],
+    token: u32,
+    n: usize,
+    order: &mut Vec<u32>,
+) -> (f32, Vec<(u32, f32)>) {
     let max = logits.iter().copied().filter(|l| !l.is_nan()).fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().filter(|l| !l.is_nan()).map(|&l| f64::from(math::exp(l - max))).sum();
-    let log = |t: u32| ((f64::from(logits[t as usize]) - f64::from(max)) - sum.ln()) as f32;
+    let log_sum = mass(isa, logits, max, 1.0).ln();
+    let log = |t: u32| ((f64::from(logits[t as usize]) - f64::from(max)) - log_sum) as f32;
     order.clear();
     order.extend((0..logits.len() as u32).filter(|&t| !logits[t as usize].is_nan()));
     let n = n.min(order.len());
