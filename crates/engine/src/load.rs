@@ -32,7 +32,7 @@ const PROMPT_SLICE: Duration = Duration::from_millis(20);
 const LOGIT_FLOATS: usize = 1 << 20;
 
 /// Starts the thread that reads n-gram rows ahead.
-pub type SpawnIo = Box<dyn FnOnce(Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>>;
+pub type SpawnIo = Box<dyn Fn(Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>>;
 
 /// How far loading has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

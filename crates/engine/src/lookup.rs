@@ -37,7 +37,9 @@ impl Lookup {
         let rows = most_rows(spec, ple).into_iter().fold(0, usize::saturating_add);
         let rows = rows.saturating_mul(table.row_bytes() * ple.hashes.len());
         let ids = most_ids(spec, ple);
-        let numbers = ids.saturating_mul(size_of::<u64>()).saturating_add(NgramRows::working_bytes(ids));
+        let numbers = ids
+            .saturating_mul(size_of::<u64>())
+            .saturating_add(NgramRows::working_bytes(ids, table.row_bytes()));
         plan.item(Category::Window, "n-gram rows on the host", Place::Heap, rows as u64);
         plan.item(Category::Window, "n-gram row numbers", Place::Heap, numbers as u64);
     }
@@ -60,7 +62,7 @@ impl Lookup {
         lane: Lane,
         parts: impl Iterator<Item = (&'t [u32], &'t [u32])> + Clone,
     ) -> Result<(), EngineError> {
-        let (Some(table), Some(ple)) = (&self.table, &model.hyper.ple) else { return Ok(()) };
+        let (Some(table), Some(ple)) = (&mut self.table, &model.hyper.ple) else { return Ok(()) };
         for (hash, rows) in ple.hashes.iter().zip(&mut self.rows[lane as usize]) {
             self.ids.clear();
             parts.clone().for_each(|(before, tokens)| hash.rows(before, tokens, &mut self.ids));

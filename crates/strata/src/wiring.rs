@@ -133,7 +133,7 @@ impl Machine {
 
     fn spawn_io(&self) -> SpawnIo {
         let set = self.assignment.set(Role::Io).clone();
-        Box::new(move |work| spawn(Role::Io, &set, "read-ahead", work))
+        Box::new(move |work| spawn(Role::Io, &set, "n-gram rows", work))
     }
 
     /// Plans a model without allocating anything.

@@ -7,6 +7,7 @@
 //! sequence is cut into windows.
 
 pub mod derive;
+mod readers;
 mod rows;
 
 pub use rows::{NgramRows, ReadAhead, RowError};

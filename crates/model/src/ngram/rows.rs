@@ -1,11 +1,11 @@
 //! Rows of the n-gram table, read from the file when they are needed.
 //!
 //! The table can be larger than the machine's memory and every token touches a handful of rows far apart, so it is
-//! never mapped or loaded: rows are read by position, sorted, each page asked for ahead of the read that needs it.
-//! [`NgramRows::read_ahead`] hands the coming tokens' rows to an I/O thread, which pulls them into the page cache
+//! never mapped or loaded: rows are read by position, sorted, each page asked for ahead of the read that needs it, and a long
+//! list by several threads. [`NgramRows::read_ahead`] hands the coming tokens' rows to an I/O thread, which pulls them into the page cache
 //! while the caller computes. Reading ahead is advice: it may be dropped, and never changes what a read returns.
 //!
-//! The thread sleeps when it has nothing to do, and ends when the [`NgramRows`] is dropped.
+//! The threads sleep when they have nothing to do, and end when the [`NgramRows`] is dropped.
 
 use std::io;
 use std::sync::Arc;
@@ -15,10 +15,11 @@ use std::thread::JoinHandle;
 
 use strata_gguf::{Gguf, TensorInfo};
 
+use super::readers::Readers;
 use crate::roles::TensorRef;
 
 /// Rows sorted and read together; bounds the scratch memory of a read.
-const BATCH: usize = 4096;
+pub(super) const BATCH: usize = 4096;
 /// Pages asked for ahead of the row being read: enough to keep an SSD's queue busy.
 const AHEAD: usize = 128;
 /// Granularity of the page cache.
@@ -51,8 +52,8 @@ pub enum RowError {
         /// Names the file.
         source: Box<strata_gguf::Error>,
     },
-    /// The I/O thread can't be started.
-    #[error("the n-gram read-ahead thread cannot be started: {source}")]
+    /// An I/O thread can't be started.
+    #[error("a thread that reads n-gram rows cannot be started: {source}")]
     Spawn {
         /// The operating system's reason.
         source: io::Error,
@@ -77,17 +78,18 @@ struct Counters {
     failed: AtomicU64,
 }
 
-/// The table, as both sides read it.
-struct Table {
+/// The table, as all threads read it.
+pub(super) struct Table {
     gguf: Arc<Gguf>,
     tensor: usize,
-    row_bytes: u64,
+    pub(super) row_bytes: u64,
     rows: u64,
 }
 
 /// Reads rows of the n-gram table, and reads ahead.
 pub struct NgramRows {
     table: Arc<Table>,
+    readers: Readers,
     /// `None` once dropping has begun.
     requests: Option<SyncSender<Vec<u64>>>,
     thread: Option<JoinHandle<()>>,
@@ -96,14 +98,14 @@ pub struct NgramRows {
 }
 
 impl NgramRows {
-    /// Opens the table `tensor` of `gguf` and starts its I/O thread with `spawn`, which gives the thread its role.
+    /// Opens the table `tensor` of `gguf` and starts its I/O threads with `spawn`, which gives each its role.
     ///
     /// # Errors
-    /// If the thread can't be started.
+    /// If a thread can't be started.
     pub fn new(
         gguf: Arc<Gguf>,
         tensor: &TensorRef,
-        spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
+        spawn: impl Fn(Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
     ) -> Result<Self, RowError> {
         let table = Arc::new(Table {
             gguf,
@@ -111,18 +113,20 @@ impl NgramRows {
             row_bytes: tensor.row_bytes() as u64,
             rows: tensor.rows as u64,
         });
+        let readers = Readers::new(&table, &spawn).map_err(|source| RowError::Spawn { source })?;
         let (requests, receive) = sync_channel(QUEUE);
         let (stop, counters) = (Arc::new(AtomicBool::new(false)), Arc::new(Counters::default()));
         let warmer = Warmer { table: table.clone(), stop: stop.clone(), counters: counters.clone() };
         let thread =
             spawn(Box::new(move || warmer.run(&receive))).map_err(|source| RowError::Spawn { source })?;
-        Ok(Self { table, requests: Some(requests), thread: Some(thread), stop, counters })
+        Ok(Self { table, readers, requests: Some(requests), thread: Some(thread), stop, counters })
     }
 
-    /// The most memory, bytes, that row numbers take while no more than `rows` are read or asked for at once: the order of a
-    /// read's batch, requests that wait, the one that the thread works on, and the one being made.
-    pub fn working_bytes(rows: usize) -> usize {
-        (rows.min(BATCH) + (QUEUE + 2) * rows.min(MAX_REQUEST)) * size_of::<u64>()
+    /// The most memory, bytes, that reading takes while no more than `rows` of `width` bytes are read or asked for at once: the orders of
+    /// batches, parts that threads read, requests that wait, the one that the thread works on, and the one being made.
+    pub fn working_bytes(rows: usize, width: usize) -> usize {
+        (rows.min(4 * BATCH) + (QUEUE + 2) * rows.min(MAX_REQUEST)) * size_of::<u64>()
+            + Readers::working_bytes(rows, width)
     }
 
     /// Bytes of one row as stored.
@@ -138,23 +142,12 @@ impl NgramRows {
     ///
     /// # Panics
     /// If `out` has another length.
-    pub fn read(&self, rows: &[u64], out: &mut [u8]) -> Result<(), RowError> {
-        let width = self.row_bytes();
-        assert_eq!(out.len(), rows.len() * width, "the buffer must hold exactly the rows");
-        for (rows, out) in rows.chunks(BATCH).zip(out.chunks_mut(BATCH * width)) {
-            let mut order: Vec<usize> = (0..rows.len()).collect();
-            order.sort_unstable_by_key(|&i| rows[i]);
-            let mut advice = Advice::default();
-            for (n, &i) in order.iter().enumerate() {
-                advice.keep_ahead(&self.table, order.len(), n, |n| rows[order[n]]);
-                let at = i * width..(i + 1) * width;
-                match n.checked_sub(1).map(|n| order[n]).filter(|&before| rows[before] == rows[i]) {
-                    Some(before) => out.copy_within(before * width..(before + 1) * width, at.start),
-                    None => self.table.read(rows[i], &mut out[at])?,
-                }
-            }
+    pub fn read(&mut self, rows: &[u64], out: &mut [u8]) -> Result<(), RowError> {
+        assert_eq!(out.len(), rows.len() * self.row_bytes(), "the buffer must hold exactly the rows");
+        if rows.len() <= BATCH {
+            return self.table.read_batch(rows, out);
         }
-        Ok(())
+        self.readers.read(&self.table, rows, out)
     }
 
     /// Asks for `rows` to be in the page cache soon. Never waits: when the thread is busy with earlier requests, the
@@ -197,6 +190,23 @@ impl Drop for NgramRows {
 impl Table {
     fn info(&self) -> &TensorInfo {
         &self.gguf.tensors()[self.tensor]
+    }
+
+    /// Reads at most [`BATCH`] rows in the order of the file.
+    pub(super) fn read_batch(&self, rows: &[u64], out: &mut [u8]) -> Result<(), RowError> {
+        let width = self.row_bytes as usize;
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        order.sort_unstable_by_key(|&i| rows[i]);
+        let mut advice = Advice::default();
+        for (n, &i) in order.iter().enumerate() {
+            advice.keep_ahead(self, order.len(), n, |n| rows[order[n]]);
+            let at = i * width..(i + 1) * width;
+            match n.checked_sub(1).map(|n| order[n]).filter(|&before| rows[before] == rows[i]) {
+                Some(before) => out.copy_within(before * width..(before + 1) * width, at.start),
+                None => self.read(rows[i], &mut out[at])?,
+            }
+        }
+        Ok(())
     }
 
     fn read(&self, row: u64, out: &mut [u8]) -> Result<(), RowError> {

@@ -51,7 +51,7 @@ proptest! {
     ) {
         let folder = TempDir::new().expect("a folder");
         let (gguf, reference) = table(&folder);
-        let reader = NgramRows::new(gguf, &reference, spawn).expect("opens");
+        let mut reader = NgramRows::new(gguf, &reference, spawn).expect("opens");
         prop_assert_eq!(reader.row_bytes(), 24);
         rows = rows.repeat(times);
         let mut out = vec![0xEE; rows.len() * 24];
@@ -66,7 +66,7 @@ proptest! {
 fn tiny_embeddings_equal_the_references() {
     let model = Model::open(&tiny()).expect("opens");
     let table = model.trunk.ngram_table.expect("a table");
-    let reader = NgramRows::new(model.gguf.clone(), &table, spawn).expect("opens");
+    let mut reader = NgramRows::new(model.gguf.clone(), &table, spawn).expect("opens");
     let mut npz = golden::Npz::golden("tiny/ref.npz");
     let mut rows = Vec::new();
     model.hyper.ple.as_ref().expect("n-grams").hashes[0].rows(&[], &npz.ids("ids"), &mut rows);
@@ -83,7 +83,7 @@ fn errors_name_row_and_file() {
     let folder = TempDir::new().expect("a folder");
     let (gguf, reference) = table(&folder);
     let path = gguf.path().to_owned();
-    let reader = NgramRows::new(gguf, &reference, spawn).expect("opens");
+    let mut reader = NgramRows::new(gguf, &reference, spawn).expect("opens");
     let mut out = [0; 48];
     let error = reader.read(&[3, ROWS], &mut out).expect_err("out of range");
     assert!(matches!(error, RowError::Range { row: ROWS, rows: ROWS }), "{error}");
@@ -97,6 +97,14 @@ fn errors_name_row_and_file() {
     );
     reader.read(&[3, 4], &mut out).expect("the rest is there");
     assert_eq!(out.as_slice(), expected(&[3, 4]));
+    // Of a list that several threads read, the first row that fails is told, and the next list is read in order.
+    let long: Vec<u64> = (0..3 * ROWS).map(|i| if i > ROWS { ROWS + i } else { i / 2 }).collect();
+    let mut out = vec![0; long.len() * 24];
+    let error = reader.read(&long, &mut out).expect_err("out of range");
+    assert!(matches!(error, RowError::Range { row, .. } if row == 2 * ROWS + 1), "{error}");
+    let long: Vec<u64> = (0..3 * ROWS).map(|i| i * 7919 % (ROWS - 200)).collect();
+    reader.read(&long, &mut out).expect("reads");
+    assert!(out == expected(&long));
     // Reading ahead never fails loudly: it is counted.
     reader.read_ahead(&[ROWS - 1, 5]);
     while reader.read_ahead_counts().warmed + reader.read_ahead_counts().failed < 2 {
@@ -129,7 +137,7 @@ fn reading_ahead_is_bounded_and_ends() {
         reader.read_ahead(&rows);
     }
     drop(reader);
-    assert_eq!(Arc::strong_count(&gguf), 1, "the thread still holds the file");
+    assert_eq!(Arc::strong_count(&gguf), 1, "a thread still holds the file");
 
     let refuse = |_| Err(io::Error::other("no more threads"));
     let error = NgramRows::new(gguf, &reference, refuse).err().expect("refused").to_string();
