@@ -19,7 +19,8 @@ pub(crate) fn contained<R>(f: impl FnOnce() -> R) -> Result<R, String> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(|payload| said(&*payload))
 }
 
-fn said(payload: &(dyn Any + Send)) -> String {
+/// A panic's message.
+pub(crate) fn said(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("no message").to_owned()

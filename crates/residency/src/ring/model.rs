@@ -18,7 +18,7 @@ use super::protocol::{Protocol, Sound, Variant};
 use super::source::Source;
 use super::state::{Entry, Need};
 use super::transfer::{Buffer, Transfer, TransferEngine};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, said};
 use crate::{ExpertId, RingError};
 
 /// Bytes of an expert.
@@ -174,7 +174,9 @@ fn with_ring<V: Variant>(setup: Setup, host: impl FnOnce(&Host<V>)) {
     this.ring.stop();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     // A claim that was under way when the ring stopped was finished by its stager.
-    assert_eq!(this.ring.change(|state| state.free.len()), setup.buffers, "buffers are free at the end");
+    if setup.forgery == Forgery::None {
+        assert_eq!(this.ring.change(|state| state.free.len()), setup.buffers, "buffers are free at the end");
+    }
 }
 
 fn check(bound: usize, scenario: impl Fn() + Send + Sync + 'static) {
@@ -183,10 +185,14 @@ fn check(bound: usize, scenario: impl Fn() + Send + Sync + 'static) {
     builder.check(scenario);
 }
 
-/// Whether loom finds something wrong with a scenario.
-fn caught(scenario: impl Fn() + Send + Sync + 'static) -> bool {
-    catch_unwind(AssertUnwindSafe(|| check(2, scenario))).is_err()
+/// What loom finds wrong with a scenario.
+fn caught(scenario: impl Fn() + Send + Sync + 'static) -> String {
+    let Err(payload) = catch_unwind(AssertUnwindSafe(|| check(2, scenario))) else { return "nothing".into() };
+    said(&*payload)
 }
+
+const WRONG_BYTES: &str = "bytes of expert";
+const ASLEEP: &str = "deadlock";
 
 /// An expert is sent and then skipped, so that nobody waits for it; the next generation wants its buffer, and the transfer
 /// retires when it likes.
@@ -200,6 +206,8 @@ fn sent_and_skipped<V: Variant>(forgery: Forgery) {
         host.engine.retire_kept();
         assert!(host.arrived(0).unwrap());
         host.finish();
+        // In whatever order.
+        host.engine.arrived.lock().unwrap().sort();
         assert_eq!(*host.engine.arrived.lock().unwrap(), [0, 1]);
     });
 }
@@ -330,41 +338,48 @@ mutant!(LetsHostSleep: LETS_HOST_SLEEP);
 /// Mutant: a buffer is filled without its transfer having retired.
 #[test]
 fn mutant_without_the_wait() {
-    assert!(caught(|| sent_and_skipped::<Sound>(Forgery::WhenSent)));
+    let found = caught(|| sent_and_skipped::<Sound>(Forgery::WhenSent));
+    assert!(found.contains(WRONG_BYTES), "{found}");
 }
 
 /// Mutant: the first jobs of a generation don't wait for the transfers of the last one.
 #[test]
 fn mutant_waits_from_the_second_lap() {
-    assert!(caught(|| sent_and_skipped::<Sound>(Forgery::AtBegin)));
+    let found = caught(|| sent_and_skipped::<Sound>(Forgery::AtBegin));
+    assert!(found.contains(WRONG_BYTES), "{found}");
 }
 
 /// Mutant: a transfer of a generation that is over is taken for one of the current.
 #[test]
 fn mutant_takes_old_for_new() {
-    assert!(caught(late_from_before::<TakesOldForNew>));
+    let found = caught(late_from_before::<TakesOldForNew>);
+    assert!(found.contains("another's transfer"), "{found}");
 }
 
 /// Mutant: the issuer is woken before there is anything to see, and sleeps on.
 #[test]
 fn mutant_wakes_before_publishing() {
-    assert!(caught(twice_around::<WakesBeforePublishing>));
+    let found = caught(twice_around::<WakesBeforePublishing>);
+    assert!(found.contains(ASLEEP), "{found}");
 }
 
 /// Mutant: nobody wakes the stager when a buffer is free.
 #[test]
 fn mutant_lets_stagers_sleep() {
-    assert!(caught(twice_around::<LetsStagersSleep>));
+    let found = caught(twice_around::<LetsStagersSleep>);
+    assert!(found.contains(ASLEEP), "{found}");
 }
 
 /// Mutant: nobody wakes the issuer.
 #[test]
 fn mutant_lets_the_issuer_sleep() {
-    assert!(caught(twice_around::<LetsIssuerSleep>));
+    let found = caught(twice_around::<LetsIssuerSleep>);
+    assert!(found.contains(ASLEEP), "{found}");
 }
 
 /// Mutant: nobody wakes the host.
 #[test]
 fn mutant_lets_the_host_sleep() {
-    assert!(caught(twice_around::<LetsHostSleep>));
+    let found = caught(twice_around::<LetsHostSleep>);
+    assert!(found.contains(ASLEEP), "{found}");
 }
