@@ -19,7 +19,7 @@ pub struct Counters {
     pub failed: u64,
     /// Generations that were given up before all their entries had been settled.
     pub cancelled: u64,
-    /// Stagers that had an entry to stage and no buffer.
+    /// Stagers that came for the next entry and found no buffer.
     pub stagers: Waits,
     /// The issuer, while an entry was still to be staged.
     pub issuer: Waits,

@@ -177,7 +177,6 @@ impl<E: TransferEngine> fmt::Debug for Ring<E> {
 
 /// A schedule under way. Entries have the schedule's numbers, from 0. Dropping it gives up what wasn't sent yet and
 /// waits for nothing: what was sent goes on, and the next generation begins around it.
-#[derive(Debug)]
 pub struct Generation<'r, E: TransferEngine> {
     ring: &'r mut Ring<E>,
     number: u64,
@@ -238,6 +237,12 @@ impl<E: TransferEngine> Generation<'_, E> {
 impl<E: TransferEngine> Drop for Generation<'_, E> {
     fn drop(&mut self) {
         self.ring.end();
+    }
+}
+
+impl<E: TransferEngine> fmt::Debug for Generation<'_, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Generation").field("number", &self.number).field("ring", &self.ring).finish()
     }
 }
 

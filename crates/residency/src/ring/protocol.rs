@@ -150,7 +150,7 @@ impl<B: Buffer, P: Send + 'static, V: Variant> Protocol<B, P, V> {
                 self.wake(due);
                 return Some(claim);
             }
-            if state.to_stage() {
+            if state.has_unstaged() {
                 since = since.or_else(|| Some(Instant::now()));
             }
             state.asleep.stagers += 1;
@@ -189,7 +189,7 @@ impl<B: Buffer, P: Send + 'static, V: Variant> Protocol<B, P, V> {
                 }
                 return Some(issue);
             }
-            if state.to_issue() {
+            if state.has_unissued() {
                 since = since.or_else(|| Some(Instant::now()));
             }
             state.asleep.issuer = true;

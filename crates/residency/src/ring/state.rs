@@ -167,7 +167,7 @@ impl<B, P> State<B, P> {
     }
 
     /// Whether an entry waits to be staged.
-    pub fn to_stage(&mut self) -> bool {
+    pub fn has_unstaged(&mut self) -> bool {
         while self.entries.get(self.next_claim).is_some_and(|e| !matches!(e.progress, Progress::Waiting)) {
             self.next_claim += 1;
         }
@@ -176,7 +176,7 @@ impl<B, P> State<B, P> {
 
     /// The next entry and a free buffer, where there are both.
     pub fn claim(&mut self) -> Option<Claim<B>> {
-        if !self.to_stage() {
+        if !self.has_unstaged() {
             return None;
         }
         let buffer = self.free.pop()?;
@@ -205,7 +205,7 @@ impl<B, P> State<B, P> {
     }
 
     /// Whether an entry that isn't skipped was not issued yet.
-    pub fn to_issue(&mut self) -> bool {
+    pub fn has_unissued(&mut self) -> bool {
         let passed = |entry: &Entry<B, P>| {
             !matches!(entry.progress, Progress::Waiting | Progress::Filling | Progress::Filled(_))
         };
@@ -216,7 +216,7 @@ impl<B, P> State<B, P> {
     }
 
     fn issuable(&mut self) -> bool {
-        self.to_issue() && matches!(self.entries[self.next_issue].progress, Progress::Filled(_))
+        self.has_unissued() && matches!(self.entries[self.next_issue].progress, Progress::Filled(_))
     }
 
     /// The next entry, if it was staged.
@@ -262,7 +262,7 @@ impl<B, P> State<B, P> {
     /// Whom to wake.
     pub fn due(&mut self) -> Due {
         let mut due = Due::default();
-        let claimable = self.to_stage() && !self.free.is_empty();
+        let claimable = self.has_unstaged() && !self.free.is_empty();
         if claimable && self.asleep.stagers > 0 && !self.asleep.stager_called {
             self.asleep.stager_called = true;
             due.stager = true;
