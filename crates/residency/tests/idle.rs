@@ -3,6 +3,7 @@
 #![cfg(all(target_os = "linux", not(loom)))]
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -110,6 +111,25 @@ fn waiting_costs_no_cpu_time() {
     assert!(counters.host.count > 0 && counters.host.time > Duration::from_millis(500), "{counters:?}");
     assert!(counters.issuer.count > 0 && counters.issuer.time > Duration::from_millis(500), "{counters:?}");
     assert!(counters.stagers.count > 0 && counters.stagers.time > Duration::from_millis(500), "{counters:?}");
+}
+
+/// Mutant: a thread that waits by yielding. The account shows it: the loop ends.
+#[test]
+fn a_yielding_wait_would_show() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let waited_for = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !waited_for.load(Ordering::Relaxed) {
+                thread::yield_now();
+            }
+        });
+        let before = cpu_time();
+        while cpu_time() - before < CHEAP {
+            thread::sleep(Duration::from_millis(10));
+        }
+        waited_for.store(true, Ordering::Relaxed);
+    });
 }
 
 /// Oracle: it ends. All threads, stagers, issuer and host, have the same single CPU; a generous limit, since others use it too.

@@ -83,11 +83,14 @@ enum Fate {
     Panics,
 }
 
+/// What arrived: entry, expert, bytes.
+type Arrivals = Arc<Mutex<Vec<(usize, ExpertId, Vec<u8>)>>>;
+
 /// An expert's place, with its fate and where its arrival is written down.
 struct Place {
     entry: usize,
     fate: Fate,
-    arrivals: Arc<Mutex<Vec<(usize, ExpertId, Vec<u8>)>>>,
+    arrivals: Arrivals,
 }
 
 /// Retires transfers in an order that it draws, on a thread of its own.
@@ -213,7 +216,7 @@ fn same(found: &Result<bool, RingError>, expert: u16, must: Result<bool, &str>) 
 }
 
 fn play(ring: &mut Ring<Late>, script: &Script) -> Result<(), TestCaseError> {
-    let arrivals = Arc::new(Mutex::new(Vec::new()));
+    let arrivals = Arrivals::default();
     let schedule = script
         .entries
         .iter()
@@ -327,7 +330,7 @@ proptest! {
 fn counters_count() {
     let (engine, _) = Late::new(1, 0);
     let (mut ring, _) = ring(2, 2, &engine);
-    let arrivals = Arc::new(Mutex::new(Vec::new()));
+    let arrivals = Arrivals::default();
     let place = |entry, fate| Place { entry, fate, arrivals: arrivals.clone() };
     let experts = [(1, Fate::Arrives), (UNREADABLE, Fate::Arrives), (2, Fate::Fails), (3, Fate::Arrives)];
     let schedule =

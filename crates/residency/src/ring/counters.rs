@@ -19,7 +19,7 @@ pub struct Counters {
     pub failed: u64,
     /// Generations that were given up before all their entries had been settled.
     pub cancelled: u64,
-    /// Stagers that came for the next entry and found no buffer.
+    /// Stagers, while an entry was to be staged and no buffer was free: the time in which any of them waited, not their sum.
     pub stagers: Waits,
     /// The issuer, while an entry was still to be staged.
     pub issuer: Waits,
@@ -32,7 +32,7 @@ pub struct Counters {
 pub struct Waits {
     /// How often.
     pub count: u64,
-    /// How long in all; where there are several threads, the sum over them.
+    /// How long in all.
     pub time: Duration,
 }
 

@@ -136,24 +136,18 @@ impl<B: Buffer, P: Send + 'static, V: Variant> Protocol<B, P, V> {
 
     fn claim(&self) -> Option<Claim<B>> {
         let mut state = self.lock();
-        let mut since = None;
         loop {
             if state.stop {
                 return None;
             }
             if let Some(claim) = state.claim() {
-                if let Some(since) = since {
-                    state.counters.stagers.add(Instant::elapsed(&since));
-                }
                 let due = state.due();
                 drop(state);
                 self.wake(due);
                 return Some(claim);
             }
-            if state.has_unstaged() {
-                since = since.or_else(|| Some(Instant::now()));
-            }
             state.asleep.stagers += 1;
+            state.look_at_the_clock();
             state = self.stagers.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.asleep.stagers -= 1;
             state.asleep.stager_called = false;

@@ -1,6 +1,6 @@
 //! The ring's state, changed by one thread at a time: what each entry has come to, and which buffers are free.
 //!
-//! Knows no threads and no locks: [`super::protocol`] holds the lock, sleeps and wakes.
+//! Knows no threads and no locks: [`super::protocol`] holds the lock, sleeps and wakes. It reads the clock, for the counters only.
 //!
 //! Invariants:
 //! - a buffer is in one place: `free`, a stager's [`Claim`], [`Progress::Filled`], or a [`super::Transfer`]. It moves
@@ -9,6 +9,7 @@
 //! - entries are claimed, and issued, in the order of the schedule.
 
 use std::mem;
+use std::time::Instant;
 
 use super::counters::Counters;
 use super::transfer::Ticket;
@@ -28,6 +29,8 @@ pub(super) struct State<B, P> {
     /// Who sleeps, and on what: see [`super::protocol`].
     pub asleep: Asleep,
     pub counters: Counters,
+    /// Since when an entry and a stager have been waiting for a buffer, if they are.
+    starved: Option<Instant>,
 }
 
 /// Who waits to be woken. A waker strikes out whom it wakes.
@@ -118,6 +121,7 @@ impl<B, P> State<B, P> {
             stop: false,
             asleep: Asleep::default(),
             counters: Counters::default(),
+            starved: None,
         }
     }
 
@@ -259,8 +263,22 @@ impl<B, P> State<B, P> {
         }
     }
 
-    /// Whom to wake.
+    /// Counts the time in which buffers were what was missing.
+    pub fn look_at_the_clock(&mut self) {
+        let starved = self.asleep.stagers > 0 && self.free.is_empty() && self.has_unstaged();
+        match self.starved {
+            None if starved => self.starved = Some(Instant::now()),
+            Some(since) if !starved => {
+                self.counters.stagers.add(since.elapsed());
+                self.starved = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// Whom to wake, after any change.
     pub fn due(&mut self) -> Due {
+        self.look_at_the_clock();
         let mut due = Due::default();
         let claimable = self.has_unstaged() && !self.free.is_empty();
         if claimable && self.asleep.stagers > 0 && !self.asleep.stager_called {
