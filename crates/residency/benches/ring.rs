@@ -1,12 +1,12 @@
-//! What the staging ring adds to copying: experts through a ring, and the same bytes copied by the same number of threads
-//! into buffers of the same size.
+//! What the staging ring adds to copying: experts through a ring, and the same bytes copied by the same number of
+//! threads into buffers of the same size.
 //!
 //!     cargo bench -p strata-residency --bench ring
 //!
-//! The engine retires a transfer as soon as it is told of it: a device reads the buffers without the CPU. After divan's table comes one
-//! of rounds in which both take turns, since memory's rate changes from minute to minute on a shared machine: GB/s, and seconds of
-//! CPU time per GB, which for the ring are those of stagers, issuer and host together. Medians of the rounds, and the
-//! median of the rounds' ratios.
+//! The engine retires a transfer as soon as it is told of it: a device reads the buffers without the CPU. After
+//! divan's table comes one of rounds in which both take turns, since memory's rate changes from minute to minute on
+//! a shared machine: GB/s, and seconds of CPU time per GB, which for the ring are those of stagers, issuer and host
+//! together. Medians of the rounds, and the median of the rounds' ratios.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,14 +23,18 @@ use strata_residency::*;
 const BLOB: usize = 1_382_400;
 const EXPERTS: usize = 256;
 const BUFFERS: usize = 8;
+/// The table also shows a larger ring.
+const MORE_BUFFERS: usize = 32;
 const ROUNDS: usize = 15;
 const THREADS: [usize; 3] = [1, 2, 4];
 
 fn main() {
     divan::main();
-    println!("\nthreads |  ring GB/s  copy GB/s  ratio |  ring s/GB  copy s/GB  ratio");
+    println!("\nthreads buffers |  ring GB/s  copy GB/s  ratio |  ring s/GB  copy s/GB  ratio");
     let experts = Arc::new(Experts::new());
-    THREADS.into_iter().for_each(|threads| compare(threads, &experts));
+    for buffers in [BUFFERS, MORE_BUFFERS] {
+        THREADS.into_iter().for_each(|threads| compare(threads, buffers, &experts));
+    }
 }
 
 struct Experts(Vec<u8>);
@@ -67,8 +71,8 @@ impl TransferEngine for AtOnce {
     }
 }
 
-fn ring(threads: usize, experts: &Arc<Experts>) -> Ring<AtOnce> {
-    let buffers = vec![vec![1; BLOB]; BUFFERS];
+fn ring(threads: usize, buffers: usize, experts: &Arc<Experts>) -> Ring<AtOnce> {
+    let buffers = vec![vec![1; BLOB]; buffers];
     Ring::new(buffers, threads, experts.clone(), Arc::new(AtOnce), &mut |_, life| Ok(thread::spawn(life)))
         .unwrap()
 }
@@ -81,9 +85,9 @@ fn stage(ring: &mut Ring<AtOnce>) {
 
 /// All experts into the buffers, each of which belongs to one of the threads.
 fn copy(buffers: &mut [Vec<u8>], threads: usize, experts: &Experts) {
-    let next = AtomicUsize::new(0);
+    let (next, share) = (AtomicUsize::new(0), buffers.len() / threads);
     thread::scope(|scope| {
-        for own in buffers.chunks_mut(BUFFERS / threads) {
+        for own in buffers.chunks_mut(share) {
             let next = &next;
             scope.spawn(move || {
                 for buffer in 0.. {
@@ -101,7 +105,7 @@ fn copy(buffers: &mut [Vec<u8>], threads: usize, experts: &Experts) {
 
 #[divan::bench(args = THREADS)]
 fn staged(bencher: Bencher, threads: usize) {
-    let mut ring = ring(threads, &Arc::new(Experts::new()));
+    let mut ring = ring(threads, BUFFERS, &Arc::new(Experts::new()));
     bencher.counter(BytesCount::new(BLOB * EXPERTS)).bench_local(|| stage(&mut ring));
 }
 
@@ -118,9 +122,9 @@ fn cpu_time() -> Duration {
     Duration::from_micros(micros.try_into().unwrap())
 }
 
-fn compare(threads: usize, experts: &Arc<Experts>) {
-    let mut ring = ring(threads, experts);
-    let mut buffers = vec![vec![1; BLOB]; BUFFERS];
+fn compare(threads: usize, count: usize, experts: &Arc<Experts>) {
+    let mut ring = ring(threads, count, experts);
+    let mut buffers = vec![vec![1; BLOB]; count];
     let gigabytes = (BLOB * EXPERTS) as f64 / 1e9;
     // GB/s and CPU seconds per GB.
     let measure = |f: &mut dyn FnMut()| {
@@ -140,11 +144,11 @@ fn compare(threads: usize, experts: &Arc<Experts>) {
         round[ROUNDS / 2]
     });
     println!(
-        "{threads:7} | {rate:10.2} {plain_rate:10.2} {speed:6.2} | {cost:10.4} {plain_cost:10.4} {expense:6.2}"
+        "{threads:7} {count:7} | {rate:10.2} {plain_rate:10.2} {speed:6.2} | {cost:10.4} {plain_cost:10.4} {expense:6.2}"
     );
     let Counters { stagers, issuer, host, arrived, .. } = ring.counters();
     println!(
-        "        | of {arrived} experts: stagers slept {} times ({:.0?}), issuer {} ({:.0?}), host {} ({:.0?})",
+        "                | of {arrived} experts: stagers slept {} times ({:.0?}), issuer {} ({:.0?}), host {} ({:.0?})",
         stagers.count, stagers.time, issuer.count, issuer.time, host.count, host.time
     );
 }

@@ -11,7 +11,8 @@ pub(crate) use loom::{
 #[cfg(not(loom))]
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic::AtomicU64, atomic::Ordering};
 
-/// Runs what others wrote, and says what a panic in it said. Not under loom, which ends a schedule by unwinding its threads.
+/// Runs what others wrote, and says what a panic in it said. Not under loom, which ends a schedule by unwinding its
+/// threads.
 pub(crate) fn contained<R>(f: impl FnOnce() -> R) -> Result<R, String> {
     if cfg!(loom) {
         return Ok(f());

@@ -1,5 +1,5 @@
-//! That waiting sleeps: what a ring costs that has nothing to do, and whether it gets on where all of its threads share
-//! one CPU. In a binary of its own, since it counts the CPU time of the whole process.
+//! That waiting sleeps: what a ring costs that has nothing to do, and whether it gets on where all of its threads
+//! share one CPU. In a binary of its own, since it counts the CPU time of the whole process.
 #![cfg(all(target_os = "linux", not(loom)))]
 
 use std::io;
@@ -86,8 +86,8 @@ fn cost_of_waiting() -> Duration {
 
 const CHEAP: Duration = Duration::from_millis(50);
 
-/// Oracle: the system's account of CPU time. Nothing is spent while nothing happens: before a schedule, while all buffers are
-/// out with stagers, issuer and host waiting, and after.
+/// Oracle: the system's account of CPU time. Nothing is spent while nothing happens: before a schedule, while all
+/// buffers are out with stagers, issuer and host waiting, and after.
 #[test]
 fn waiting_costs_no_cpu_time() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,7 +132,8 @@ fn a_yielding_wait_would_show() {
     });
 }
 
-/// Oracle: it ends. All threads, stagers, issuer and host, have the same single CPU; a generous limit, since others use it too.
+/// Oracle: it ends. All threads, stagers, issuer and host, have the same single CPU; a generous limit, since others
+/// use it too.
 #[test]
 fn one_cpu_is_enough() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

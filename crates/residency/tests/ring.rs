@@ -304,8 +304,8 @@ fn play(ring: &mut Ring<Late>, script: &Script) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Oracle: each expert's own bytes, and what must become of an entry by its script. Generations one after the other,
-    /// however the last one ended; then the ring is dropped, and buffers and places are given back.
+    /// Oracle: each expert's own bytes, and what must become of an entry by its script. Generations one after the
+    /// other, however the last one ended; then the ring is dropped, and buffers and places are given back.
     #[test]
     fn what_arrives_is_each_experts(
         scripts in prop::collection::vec(script(), 1..6),
@@ -404,7 +404,8 @@ fn a_ring_that_is_half_made_ends() {
     }
 }
 
-/// Oracle: the documented behaviour. A ring ends while the engine still has transfers; their buffers live until it is done.
+/// Oracle: the documented behaviour. A ring ends while the engine still has transfers; their buffers live until it
+/// is done.
 #[test]
 fn transfers_outlive_the_ring() {
     struct Keeps(Mutex<Vec<Transfer<Pinned>>>);

@@ -19,7 +19,8 @@ pub struct Counters {
     pub failed: u64,
     /// Generations that were given up before all their entries had been settled.
     pub cancelled: u64,
-    /// Stagers, while an entry was to be staged and no buffer was free: the time in which any of them waited, not their sum.
+    /// Stagers, while an entry was to be staged and no buffer was free: the time in which any of them waited, not
+    /// their sum.
     pub stagers: Waits,
     /// The issuer, while an entry was still to be staged.
     pub issuer: Waits,

@@ -1,6 +1,7 @@
-//! The ring's state under arbitrary orders of events: claims that are filled late, transfers that retire late, out of order or with
-//! errors, skips, cancels and new generations in between, all as data and in one thread. Buffers are poisoned when their
-//! transfer is over; bytes are looked at just before, which is as long as a device may read them.
+//! The ring's state under arbitrary orders of events: claims that are filled late, transfers that retire late, out
+//! of order or with errors, skips, cancels and new generations in between, all as data and in one thread. Buffers
+//! are poisoned when their transfer is over; bytes are looked at just before, which is as long as a device may read
+//! them.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
@@ -221,8 +222,8 @@ fn play(buffers: usize, events: &[Event], first: prop::sample::Index) -> Result<
 }
 
 proptest! {
-    /// Oracle: each expert's own bytes, and an account of the events. Whatever comes in whatever order, what arrives is each
-    /// expert's, every entry's end is told as it was, and at rest every buffer is free once.
+    /// Oracle: each expert's own bytes, and an account of the events. Whatever comes in whatever order, what
+    /// arrives is each expert's, every entry's end is told as it was, and at rest every buffer is free once.
     #[test]
     fn late_transfers_arrive_whole(buffers in 1usize..5, events in events(), rest in any::<prop::sample::Index>()) {
         play(buffers, &events, rest)?;

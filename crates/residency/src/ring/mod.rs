@@ -1,22 +1,23 @@
 //! The staging ring: pinned buffers between host memory that the device cannot read and the engine that copies to it.
 //!
-//! Stager threads copy experts from wherever they are ([`Source`]) into the buffers; the issuer thread hands the filled ones
-//! to the [`TransferEngine`] in the order of the schedule; the engine retires each transfer when it likes. A schedule is
-//! one generation: a layer, or all layers of a window. Entries that the routing doesn't want are skipped, early or
-//! late, and a generation can be given up at any time.
+//! Stager threads copy experts from wherever they are ([`Source`]) into the buffers; the issuer thread hands the
+//! filled ones to the [`TransferEngine`] in the order of the schedule; the engine retires each transfer when it
+//! likes. A schedule is one generation: a layer, or all layers of a window. Entries that the routing doesn't want
+//! are skipped, early or late, and a generation can be given up at any time.
 //!
-//! Owns the buffers and the order in which they are filled and sent. Does not know what the bytes are, where they come from or
-//! what device reads them.
+//! Owns the buffers and the order in which they are filled and sent. Does not know what the bytes are, where they
+//! come from or what device reads them.
 //!
 //! Invariants:
-//! - a buffer has one owner, and whoever fills it owns it. It is free again only by the retirement of its last transfer, in
-//!   whatever generation that was sent: filling one that is still being read can't be written down;
+//! - a buffer has one owner, and whoever fills it owns it. It is free again only by the retirement of its last
+//!   transfer, in whatever generation that was sent: filling one that is still being read can't be written down;
 //! - whoever waits sleeps, and is woken by the one whose work it waited for.
 //!
-//! Buffers are equally large, each for the largest expert, and any free one serves the next entry. A ring of bytes that
-//! wraps around would waste less where experts' sizes differ, but it is freed in its order only: one late transfer, or an
-//! entry that was skipped when it had been filled, would hold up everything behind it. An expert larger than a buffer is refused when a generation
-//! begins: it would have to be split, which nobody needs as long as the plan knows the largest.
+//! Buffers are equally large, each for the largest expert, and any free one serves the next entry. A ring of bytes
+//! that wraps around would waste less where experts' sizes differ, but it is freed in its order only: one late
+//! transfer, or an entry that was skipped when it had been filled, would hold up everything behind it. An expert
+//! larger than a buffer is refused when a generation begins: it would have to be split, which nobody needs as long
+//! as the plan knows the largest.
 
 mod counters;
 #[cfg(test)]
@@ -183,14 +184,14 @@ pub struct Generation<'r, E: TransferEngine> {
 }
 
 impl<E: TransferEngine> Generation<'_, E> {
-    /// An entry isn't wanted. It is not staged or not sent, if there is time; if it was sent already, nobody needs to wait
-    /// for it.
+    /// An entry isn't wanted. It is not staged or not sent, if there is time; if it was sent already, nobody needs
+    /// to wait for it.
     pub fn skip(&mut self, entry: usize) -> Result<(), RingError> {
         self.ring.protocol.skip(entry)
     }
 
-    /// Sleeps until the engine was told of an entry, so that work which the device puts behind the engine's sees it; `false` if
-    /// the entry was skipped.
+    /// Sleeps until the engine was told of an entry, so that work which the device puts behind the engine's sees
+    /// it; `false` if the entry was skipped.
     ///
     /// # Errors
     /// [`RingError::Read`], [`RingError::Transfer`], [`RingError::Cancelled`].

@@ -1,9 +1,9 @@
 //! The ring under loom, in every interleaving of host, stagers and issuer with few forced switches; and mutants that
 //! loom must catch.
 //!
-//! The host is the test's own thread. The engine retires a transfer at once, or keeps it for the host to retire late.
-//! Bytes are looked at when a transfer is retired, which is as long as a device may read them. A thread that nobody wakes is
-//! loom's to find: it reports a deadlock.
+//! The host is the test's own thread. The engine retires a transfer at once, or keeps it for the host to retire
+//! late. Bytes are looked at when a transfer is retired, which is as long as a device may read them. A thread that
+//! nobody wakes is loom's to find: it reports a deadlock.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p strata-residency --lib` and a target folder of its own.
 
@@ -194,8 +194,8 @@ fn caught(scenario: impl Fn() + Send + Sync + 'static) -> String {
 const WRONG_BYTES: &str = "bytes of expert";
 const ASLEEP: &str = "deadlock";
 
-/// An expert is sent and then skipped, so that nobody waits for it; the next generation wants its buffer, and the transfer
-/// retires when it likes.
+/// An expert is sent and then skipped, so that nobody waits for it; the next generation wants its buffer, and the
+/// transfer retires when it likes.
 fn sent_and_skipped<V: Variant>(forgery: Forgery) {
     with_ring::<V>(Setup { keep: 1, forgery, ..ONE }, |host| {
         host.begin(&[0]);

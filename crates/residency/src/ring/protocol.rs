@@ -1,13 +1,14 @@
 //! Who waits for what, and who wakes them: the ring's state under one lock.
 //!
-//! Stagers, the issuer, the host and the engine take the lock a few times per expert, for moments: some megabytes are
-//! copied in between. So one lock is cheap, and every change is atomic: an entry that is skipped, a generation that is
-//! cancelled and a transfer that retires can't pass each other half-way.
+//! Stagers, the issuer, the host and the engine take the lock a few times per expert, for moments: some megabytes
+//! are copied in between. So one lock is cheap, and every change is atomic: an entry that is skipped, a generation
+//! that is cancelled and a transfer that retires can't pass each other half-way.
 //!
-//! Everyone sleeps on a condition variable of their role, and says so in [`Asleep`](super::state::Asleep). Whoever changes the state
-//! asks it whom the change concerns ([`State::due`](super::state::State::due)) and wakes these: the issuer or the host when it is
-//! theirs to go on; one stager where an entry and a buffer are there to claim, which wakes the next one if there are
-//! more. All stagers are alike, so it doesn't matter which one wakes. Only shutdown wakes everyone.
+//! Everyone sleeps on a condition variable of their role, and says so in [`Asleep`](super::state::Asleep). Whoever
+//! changes the state asks it whom the change concerns ([`State::due`](super::state::State::due)) and wakes these:
+//! the issuer or the host when it is theirs to go on; one stager where an entry and a buffer are there to claim,
+//! which wakes the next one if there are more. All stagers are alike, so it doesn't matter which one wakes. Only
+//! shutdown wakes everyone.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, PoisonError};
@@ -22,8 +23,8 @@ use crate::sync::{Condvar, Mutex, MutexGuard, contained};
 
 /// What tests may break, to show that they would notice. [`Sound`] is what runs.
 ///
-/// That a buffer is filled only after its last transfer is no constant here: it follows from buffers having one owner. Tests
-/// break it by forging a second one.
+/// That a buffer is filled only after its last transfer is no constant here: it follows from buffers having one
+/// owner. Tests break it by forging a second one.
 pub(super) trait Variant: 'static {
     /// A claim or a transfer of an older generation is taken for one of the current.
     const TAKES_OLD_FOR_NEW: bool = false;

@@ -32,7 +32,8 @@ impl Source for ExpertStore {
     }
 }
 
-/// A store whose mapped experts are read from the file by positioned reads, so that the mapping's pages stay untouched.
+/// A store whose mapped experts are read from the file by positioned reads, so that the mapping's pages stay
+/// untouched.
 pub struct PositionedReads {
     store: Arc<ExpertStore>,
     read: ReadAt,

@@ -1,11 +1,12 @@
 //! The ring's state, changed by one thread at a time: what each entry has come to, and which buffers are free.
 //!
-//! Knows no threads and no locks: [`super::protocol`] holds the lock, sleeps and wakes. It reads the clock, for the counters only.
+//! Knows no threads and no locks: [`super::protocol`] holds the lock, sleeps and wakes. It reads the clock, for the
+//! counters only.
 //!
 //! Invariants:
-//! - a buffer is in one place: `free`, a stager's [`Claim`], [`Progress::Filled`], or a [`super::Transfer`]. It moves
-//!   there by value, so none is filled that a transfer still has; it is free again only when that transfer is retired,
-//!   whatever became of the entry and its generation meanwhile;
+//! - a buffer is in one place: `free`, a stager's [`Claim`], [`Progress::Filled`], or a [`super::Transfer`]. It
+//!   moves there by value, so none is filled that a transfer still has; it is free again only when that transfer is
+//!   retired, whatever became of the entry and its generation meanwhile;
 //! - entries are claimed, and issued, in the order of the schedule.
 
 use std::mem;

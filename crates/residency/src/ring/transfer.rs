@@ -42,9 +42,9 @@ pub trait TransferEngine: Send + Sync + 'static {
 
     /// Starts to move an expert. Called by the ring's issuer, in the order of the schedule.
     ///
-    /// The engine keeps `transfer` as long as anything reads its buffer, and then retires it, from any thread and in any
-    /// order, also if the transfer can't be started. It may do so before it returns. It must not wait for a later transfer of
-    /// the ring.
+    /// The engine keeps `transfer` as long as anything reads its buffer, and then retires it, from any thread and
+    /// in any order, also if the transfer can't be started. It may do so before it returns. It must not wait for a
+    /// later transfer of the ring.
     fn submit(&self, transfer: Transfer<Self::Buffer>, to: Self::Place);
 }
 
@@ -62,8 +62,8 @@ pub(super) struct Ticket {
 
 /// An expert on its way from a buffer to its place.
 ///
-/// The ring fills the buffer again only after [`Transfer::retire`]. A transfer that is dropped is retired as failed: an
-/// engine that drops one promises, as in retiring it, that nothing reads the buffer any more.
+/// The ring fills the buffer again only after [`Transfer::retire`]. A transfer that is dropped, by a panic too, is
+/// retired as failed: an engine that drops one promises, as in retiring it, that nothing reads the buffer any more.
 pub struct Transfer<B> {
     /// `None` only once it is retired.
     buffer: Option<B>,
@@ -99,7 +99,8 @@ impl<B> Transfer<B> {
         self.buffer.as_ref().expect("a transfer has its buffer until it is retired")
     }
 
-    /// Gives the buffer back: nothing reads it any more. On success the bytes are in their place; an error is a sentence.
+    /// Gives the buffer back: nothing reads it any more. On success the bytes are in their place; an error is a
+    /// sentence.
     pub fn retire(mut self, result: Result<(), String>) {
         self.give_back(result);
     }
@@ -113,11 +114,14 @@ impl<B> Transfer<B> {
 
 impl<B> Drop for Transfer<B> {
     fn drop(&mut self) {
+        let panicking = std::thread::panicking();
         // A schedule that loom found wrong is over: its locks can't be taken any more.
-        if cfg!(loom) && std::thread::panicking() {
+        if cfg!(loom) && panicking {
             return;
         }
-        self.give_back(Err("the copy engine gave the transfer up".into()));
+        let reason =
+            if panicking { "the copy engine panicked" } else { "the copy engine gave the transfer up" };
+        self.give_back(Err(reason.into()));
     }
 }
 
