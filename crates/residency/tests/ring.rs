@@ -186,7 +186,12 @@ fn script() -> impl Strategy<Value = Script> {
         1 => Just(Fate::Lost),
         1 => Just(Fate::Panics),
     ];
-    let ending = prop_oneof![3 => Just(Ending::Finish), 1 => Just(Ending::Cancel), 1 => Just(Ending::Drop), 1 => Just(Ending::Leak)];
+    let ending = prop_oneof![
+        3 => Just(Ending::Finish),
+        1 => Just(Ending::Cancel),
+        1 => Just(Ending::Drop),
+        1 => Just(Ending::Leak),
+    ];
     let some = || prop::collection::btree_set(0usize..24, 0..8);
     let entries = prop::collection::vec((expert, fate), 0..24);
     (entries, some(), some(), any::<prop::sample::Index>(), ending).prop_map(
@@ -201,9 +206,8 @@ fn must_be(expert: u16, fate: Fate) -> Result<bool, &'static str> {
         (UNREADABLE.., _) => Err("could not be read: the disk is gone"),
         (_, Fate::Arrives) => Ok(true),
         (_, Fate::Fails) => Err("could not be transferred: the link is down"),
-        (_, Fate::Lost | Fate::Panics) => {
-            Err("could not be transferred: the copy engine gave the transfer up")
-        }
+        (_, Fate::Lost) => Err("could not be transferred: the copy engine gave the transfer up"),
+        (_, Fate::Panics) => Err("could not be transferred: the copy engine panicked"),
     }
 }
 
