@@ -127,6 +127,22 @@ impl DerefMut for HeapSlot {
 /// Fails with one sentence that names the file.
 pub type ReadAt = Box<dyn Fn(ExpertId, &Extent, &mut [u8]) -> Result<(), String> + Send + Sync>;
 
+/// Reads an expert's parts one after the other into `to`, which is as long as the expert.
+pub(crate) fn read_parts(
+    read: &ReadAt,
+    id: ExpertId,
+    home: &LayerSource,
+    to: &mut [u8],
+) -> Result<(), String> {
+    let mut rest = to;
+    for extent in home.extents(id.expert) {
+        let (part, behind) = rest.split_at_mut(extent.range.len());
+        read(id, &extent, part)?;
+        rest = behind;
+    }
+    Ok(())
+}
+
 /// The copy engine of the heap tier. It reads the file, so that the mapping's pages stay untouched.
 ///
 /// Copies are done when [`CopyEngine::copy`] returns.
@@ -145,12 +161,7 @@ impl CopyEngine for HostCopy {
 
     fn copy(&self, id: ExpertId, home: &LayerSource, mut to: HeapSlot) -> Result<HeapSlot, CopyError> {
         CopyError::check_length(home, &to)?;
-        let mut rest = &mut to[..];
-        for extent in home.extents(id.expert) {
-            let (part, behind) = rest.split_at_mut(extent.range.len());
-            (self.0)(id, &extent, part).map_err(CopyError::Read)?;
-            rest = behind;
-        }
+        read_parts(&self.0, id, home, &mut to).map_err(CopyError::Read)?;
         Ok(to)
     }
 

@@ -91,3 +91,78 @@ pub enum StoreError {
         reason: String,
     },
 }
+
+/// Why a ring can't be made, or an expert didn't come through it.
+#[derive(Debug, thiserror::Error)]
+pub enum RingError {
+    /// The ring's memory holds not one buffer.
+    #[error(
+        "{bytes} bytes of staging memory hold no buffer for experts of up to {largest} bytes; plan more of it"
+    )]
+    NoBuffers {
+        /// The ring's memory.
+        bytes: usize,
+        /// The largest expert.
+        largest: usize,
+    },
+    /// Nobody would fill the buffers.
+    #[error("a staging ring needs at least one stager thread")]
+    NoStagers,
+    /// A thread could not be started.
+    #[error("a thread of the staging ring could not be started: {source}")]
+    Spawn {
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The source doesn't have the expert.
+    #[error("expert {} of layer {} can't be staged: {reason}", id.expert, id.layer)]
+    Unknown {
+        /// The expert.
+        id: ExpertId,
+        /// Why.
+        reason: String,
+    },
+    /// The expert doesn't fit a buffer.
+    #[error(
+        "expert {} of layer {} has {bytes} bytes and the staging ring's buffers {buffer}; plan them for the largest expert",
+        id.expert, id.layer
+    )]
+    TooLarge {
+        /// The expert.
+        id: ExpertId,
+        /// Its bytes.
+        bytes: usize,
+        /// A buffer's bytes.
+        buffer: usize,
+    },
+    /// The schedule is shorter.
+    #[error("the copy schedule has {entries} entries, and none with number {entry}")]
+    NoEntry {
+        /// Which was asked for.
+        entry: usize,
+        /// How many there are.
+        entries: usize,
+    },
+    /// The expert's bytes could not be read.
+    #[error("expert {} of layer {} could not be read: {reason}", id.expert, id.layer)]
+    Read {
+        /// The expert.
+        id: ExpertId,
+        /// Why.
+        reason: String,
+    },
+    /// The expert's bytes could not be moved on.
+    #[error("expert {} of layer {} could not be transferred: {reason}", id.expert, id.layer)]
+    Transfer {
+        /// The expert.
+        id: ExpertId,
+        /// Why.
+        reason: String,
+    },
+    /// The generation was cancelled before the expert was sent.
+    #[error("expert {} of layer {} was not transferred: its copy schedule was cancelled", id.expert, id.layer)]
+    Cancelled {
+        /// The expert.
+        id: ExpertId,
+    },
+}

@@ -8,9 +8,11 @@
 //! as it reads ([`Pinned`]). An expert that moves starts a new epoch, so an old handle is refused, never misread; an
 //! expert that is pinned can't move. The protocol is the few lines of the `cell` module, and model-checked.
 //!
-//! Copies are made by a [`CopyEngine`]; [`HostCopy`] is the one for host memory.
+//! Copies are made by a [`CopyEngine`]; [`HostCopy`] is the one for host memory. What a device can't read where it
+//! is goes through a [`Ring`] of buffers that it can.
 //!
-//! Does not know what the bytes mean, how they are computed with, which expert is worth a better place, or any device.
+//! Does not know what the bytes mean, how they are computed with, which expert is worth a better place, or any
+//! device.
 //!
 //! Invariant: the bytes behind a handle that was pinned are those of its expert, in whatever tier, until the pin is
 //! dropped.
@@ -19,12 +21,17 @@ mod bytes;
 mod cell;
 mod copy;
 mod error;
+mod ring;
 mod source;
 mod store;
 mod sync;
 
 pub use bytes::Bytes;
 pub use copy::{CopyEngine, CopyError, HeapSlot, HostCopy, HostRegistrar, ReadAt, RegisterError};
-pub use error::{LayerError, StoreError};
+pub use error::{LayerError, RingError, StoreError};
+pub use ring::{
+    Buffer, Canceller, Counters, Generation, PositionedReads, Ring, RingThread, Source, Spawn, Transfer,
+    TransferEngine, Waits, buffers_in,
+};
 pub use source::{Blob, Extent, LayerSource, Tensor};
 pub use store::{Check, ExpertHandle, ExpertId, ExpertStore, Pinned, Progress, Tier};

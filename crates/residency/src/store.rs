@@ -226,6 +226,11 @@ impl ExpertStore {
         Ok((pinned.tier() == tier).then(|| pinned.residence.epoch()))
     }
 
+    /// The home of an expert's layer.
+    pub(crate) fn home(&self, id: ExpertId) -> Result<&LayerSource, StoreError> {
+        Ok(&self.find(id)?.0.source)
+    }
+
     #[inline]
     fn layer(&self, layer: u16) -> Result<&Layer, StoreError> {
         match self.layers.get(usize::from(layer)) {

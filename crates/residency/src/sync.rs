@@ -1,13 +1,31 @@
-//! The primitives that the protocol in [`crate::cell`] is written over: the standard ones, or loom's when the
-//! crate is compiled for model checking (`RUSTFLAGS="--cfg loom"`).
+//! The primitives that the protocols in [`crate::cell`] and [`crate::ring`] are written over: the standard ones, or
+//! loom's when the crate is compiled for model checking (`RUSTFLAGS="--cfg loom"`).
+
+use std::any::Any;
 
 #[cfg(loom)]
 pub(crate) use loom::{
     cell::{ConstPtr, UnsafeCell},
-    sync::{Mutex, atomic::AtomicU64, atomic::Ordering},
+    sync::{Condvar, Mutex, MutexGuard, atomic::AtomicU64, atomic::Ordering},
 };
 #[cfg(not(loom))]
-pub(crate) use std::sync::{Mutex, atomic::AtomicU64, atomic::Ordering};
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic::AtomicU64, atomic::Ordering};
+
+/// Runs what others wrote, and says what a panic in it said. Not under loom, which ends a schedule by unwinding its
+/// threads.
+pub(crate) fn contained<R>(f: impl FnOnce() -> R) -> Result<R, String> {
+    if cfg!(loom) {
+        return Ok(f());
+    }
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(|payload| said(&*payload))
+}
+
+/// A panic's message.
+pub(crate) fn said(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("no message").to_owned()
+}
 
 /// The standard cell behind the interface of loom's, which watches for accesses that overlap.
 #[cfg(not(loom))]

@@ -1,0 +1,64 @@
+//! Where the ring's stagers get experts' bytes from.
+
+use std::sync::Arc;
+
+use crate::copy::read_parts;
+use crate::{ExpertId, ExpertStore, ReadAt, StoreError, Tier};
+
+/// Gives experts' bytes to stagers, several at once. Errors are sentences.
+pub trait Source: Send + Sync + 'static {
+    /// How many bytes an expert has.
+    fn bytes(&self, id: ExpertId) -> Result<usize, String>;
+
+    /// Copies an expert, whose bytes `to` is as long as.
+    fn read(&self, id: ExpertId, to: &mut [u8]) -> Result<(), String>;
+}
+
+/// Experts are copied from memory, wherever they are: pageable memory or the mapped file.
+impl Source for ExpertStore {
+    fn bytes(&self, id: ExpertId) -> Result<usize, String> {
+        Ok(self.home(id).map_err(sentence)?.expert_bytes())
+    }
+
+    fn read(&self, id: ExpertId, to: &mut [u8]) -> Result<(), String> {
+        let pinned = self.pin_current(id).map_err(sentence)?;
+        let blob = pinned.blob();
+        let (gate, rest) = to.split_at_mut(blob.gate.len());
+        let (up, down) = rest.split_at_mut(blob.up.len());
+        gate.copy_from_slice(blob.gate);
+        up.copy_from_slice(blob.up);
+        down.copy_from_slice(blob.down);
+        Ok(())
+    }
+}
+
+/// A store whose mapped experts are read from the file by positioned reads, so that the mapping's pages stay
+/// untouched.
+pub struct PositionedReads {
+    store: Arc<ExpertStore>,
+    read: ReadAt,
+}
+
+impl PositionedReads {
+    /// Reads with `read` what `store` has only mapped.
+    pub fn new(store: Arc<ExpertStore>, read: ReadAt) -> PositionedReads {
+        PositionedReads { store, read }
+    }
+}
+
+impl Source for PositionedReads {
+    fn bytes(&self, id: ExpertId) -> Result<usize, String> {
+        self.store.bytes(id)
+    }
+
+    fn read(&self, id: ExpertId, to: &mut [u8]) -> Result<(), String> {
+        match self.store.tier(id).map_err(sentence)? {
+            Tier::Heap => self.store.read(id, to),
+            Tier::Mapped => read_parts(&self.read, id, self.store.home(id).map_err(sentence)?, to),
+        }
+    }
+}
+
+fn sentence(error: StoreError) -> String {
+    error.to_string()
+}
