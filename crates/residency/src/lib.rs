@@ -10,7 +10,11 @@
 //!
 //! Copies are made by a [`CopyEngine`]; [`HostCopy`] is the one for host memory.
 //!
-//! Does not know what the bytes mean, how they are computed with, which expert is worth a better place, or any device.
+//! Which expert is worth a better place is decided by plain data and pure functions that know neither bytes nor threads:
+//! the [`Roster`] numbers a model's experts, [`Heat`] counts how often they are used, [`Slots`] accounts for a tier's places,
+//! [`plan_moves`] says which experts change places, and a [`Ranking`] keeps what was learned across restarts.
+//!
+//! Does not know what the bytes mean, how they are computed with, or any device.
 //!
 //! Invariant: the bytes behind a handle that was pinned are those of its expert, in whatever tier, until the pin is
 //! dropped.
@@ -19,6 +23,11 @@ mod bytes;
 mod cell;
 mod copy;
 mod error;
+mod heat;
+mod moves;
+mod ranking;
+mod roster;
+mod slots;
 mod source;
 mod store;
 mod sync;
@@ -26,5 +35,10 @@ mod sync;
 pub use bytes::Bytes;
 pub use copy::{CopyEngine, CopyError, HeapSlot, HostCopy, HostRegistrar, ReadAt, RegisterError};
 pub use error::{LayerError, StoreError};
+pub use heat::{Heat, Pace, STEP};
+pub use moves::{Caution, Cost, Costs, Move, plan_moves};
+pub use ranking::{Ranking, RankingError};
+pub use roster::{LayerExperts, Roster};
+pub use slots::{Content, SlotError, SlotId, Slots};
 pub use source::{Blob, Extent, LayerSource, Tensor};
 pub use store::{Check, ExpertHandle, ExpertId, ExpertStore, Pinned, Progress, Tier};
