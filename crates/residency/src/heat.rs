@@ -142,7 +142,7 @@ impl Heat {
     }
 
     /// Counts one prompt of so many tokens, with how many of its tokens chose each expert. Experts that aren't named were
-    /// not chosen. Each should be named once: a second time it counts as one more expert's choice would.
+    /// not chosen; one that is named twice adds up to no more than the whole prompt's use.
     pub fn prompt(
         &mut self,
         roster: &Roster,
@@ -158,7 +158,9 @@ impl Heat {
         for (id, count) in chosen {
             let Some(expert) = roster.number(id) else { continue };
             let share = u128::from(count.min(tokens)) * u128::from(steps) / u128::from(tokens) / 2;
-            self.asked[expert] = self.asked[expert].saturating_add(share as u32);
+            let uses = u64::from(self.asked[expert]) + share as u64;
+            // Fits: steps are at most 65,535 of 2^16.
+            self.asked[expert] = uses.min(self.asked_steps) as u32;
         }
     }
 
