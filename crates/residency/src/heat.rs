@@ -43,7 +43,7 @@ pub struct Pace {
 impl Default for Pace {
     /// By `cargo bench -p strata-residency --bench policy`, whose skew is that published of the real model.
     fn default() -> Pace {
-        Pace { half_life: 64, prior_half_life: 4096, prior: 16, prompt: 8 }
+        Pace { half_life: 32, prior_half_life: 4096, prior: 8, prompt: 8 }
     }
 }
 

@@ -75,7 +75,7 @@ pub struct Caution {
 impl Default for Caution {
     /// By `cargo bench -p strata-residency --bench policy`.
     fn default() -> Caution {
-        Caution { horizon: 128, margin: 50, doubt: 15 }
+        Caution { horizon: 128, margin: 50, doubt: 20 }
     }
 }
 
