@@ -166,11 +166,26 @@ impl Heat {
 
     /// Uses of an expert in the steps remembered, in [`STEP`]s; the expert by its number in the roster.
     pub fn uses(&self, expert: usize) -> u64 {
+        self.scaled(self.prior_scale(), expert)
+    }
+
+    /// The uses of all experts, in the order of their numbers.
+    pub fn all_uses(&self) -> impl Iterator<Item = u64> + '_ {
+        let scale = self.prior_scale();
+        (0..self.asked.len()).map(move |expert| self.scaled(scale, expert))
+    }
+
+    /// What a weight of the prior counts for, in [`STEP`]s times 2^32.
+    fn prior_scale(&self) -> u64 {
+        // Below 2^64: the steps are at most 65,535 of 2^16.
+        (self.prior_steps() << 32) / self.prior.mass.max(1)
+    }
+
+    fn scaled(&self, prior_scale: u64, expert: usize) -> u64 {
         let recent = u64::from(self.recent.uses[expert]) * STEP / u64::from(self.recent.weight());
-        // At most 2^32 * 2^16 * 2^16 / mass, and uses never exceed the mass.
-        let prior = u128::from(self.prior.uses[expert]) * u128::from(self.prior_steps())
-            / u128::from(self.prior.mass.max(1));
-        recent + prior as u64 + u64::from(self.asked[expert])
+        // No more than the steps, as uses never exceed the mass.
+        let prior = (u64::from(self.prior.uses[expert]) * prior_scale) >> 32;
+        recent + prior + u64::from(self.asked[expert])
     }
 
     /// Steps remembered, in [`STEP`]s: an expert's uses by these are the share of the next steps that will use it.

@@ -15,7 +15,7 @@
 //! enough, and the plan ends where the idle time of the link does.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use crate::heat::STEP;
 use crate::slots::Content;
@@ -80,7 +80,7 @@ impl Default for Caution {
 }
 
 /// One side of a swap: how much time per step is at stake.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Stake {
     /// In [`STEP`]s.
     uses: u64,
@@ -102,16 +102,29 @@ impl Stake {
 }
 
 impl Caution {
+    /// What a swap that costs `move_ns` must gain at least, in nanoseconds times [`STEP`]s.
+    fn price(self, move_ns: u64, steps: u64) -> u128 {
+        let with_margin = u128::from(move_ns) * u128::from(100 + u64::from(self.margin));
+        with_margin.saturating_mul(u128::from(steps)) / (u128::from(self.horizon.max(1)) * 100)
+    }
+
     /// Whether to replace `out` by `next`, which costs `move_ns`.
     fn allows(self, next: Stake, out: Stake, move_ns: u64, steps: u64) -> bool {
         let Some(gain) = next.value().checked_sub(out.value()) else { return false };
-        let saved = gain.saturating_mul(u128::from(self.horizon) * 100);
-        let price = u128::from(move_ns) * u128::from(100 + u64::from(self.margin)) * u128::from(steps);
         // An empty slot has nothing to lose but the move.
         let error = if out.miss_ns == 0 { 0 } else { next.variance().saturating_add(out.variance()) };
         let doubt = error.saturating_mul(u128::from(self.doubt).pow(2));
-        saved > price && gain.saturating_mul(gain).saturating_mul(100) > doubt
+        gain > self.price(move_ns, steps) && gain.saturating_mul(gain).saturating_mul(100) > doubt
     }
+}
+
+/// A slot that may change. The least valuable comes first; of equals the highest id goes, so that the lower one stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Leaving {
+    value: u128,
+    evict: Option<Reverse<ExpertId>>,
+    slot: SlotId,
+    stake: Stake,
 }
 
 /// The moves that pay, the best first. Their loads have at most `idle_bytes` bytes together. Experts in `held` are not
@@ -125,64 +138,73 @@ pub fn plan_moves(
     idle_bytes: u64,
     held: &BTreeSet<ExpertId>,
 ) -> Vec<Move> {
-    let roster = slots.roster();
+    let (roster, steps) = (slots.roster(), heat.steps());
     let miss_ns: Vec<u64> = roster.layers().iter().map(|layer| costs.miss.ns(layer.bytes)).collect();
-    let stake =
-        |number, id: ExpertId| Stake { uses: heat.uses(number), miss_ns: miss_ns[usize::from(id.layer)] };
+    let stake = |id: ExpertId, uses| Stake { uses, miss_ns: miss_ns[usize::from(id.layer)] };
 
-    // Per length of slots what could go, the least valuable first.
-    let mut out: BTreeMap<u64, Vec<(u128, SlotId, Option<ExpertId>, Stake)>> = BTreeMap::new();
+    // Per length of slots what could go.
+    let mut leaving: BTreeMap<u64, Vec<Reverse<Leaving>>> = BTreeMap::new();
     for slot in slots.ids() {
         let (evict, stake) = match slots.content(slot) {
             Content::Empty => (None, Stake::NOTHING),
-            Content::Holds(id) if !held.contains(&id) => match roster.number(id) {
-                Some(number) => (Some(id), stake(number, id)),
+            Content::Holds(id) => match roster.number(id) {
+                Some(number) => (Some(Reverse(id)), stake(id, heat.uses(number))),
                 None => continue,
             },
-            _ => continue,
+            Content::Coming(_) => continue,
         };
-        out.entry(slots.bytes(slot)).or_default().push((stake.value(), slot, evict, stake));
+        let value = stake.value();
+        leaving.entry(slots.bytes(slot)).or_default().push(Reverse(Leaving { value, evict, slot, stake }));
     }
-    // Of equals the one with the higher id goes: the lower one stays.
-    let mut out: BTreeMap<u64, VecDeque<_>> = out
-        .into_iter()
-        .map(|(bytes, mut slots)| {
-            slots.sort_unstable_by_key(|&(value, slot, evict, _)| (value, evict.map(Reverse), slot));
-            (bytes, slots.into())
-        })
-        .collect();
+    let mut leaving: BTreeMap<u64, BinaryHeap<_>> =
+        leaving.into_iter().map(|(bytes, slots)| (bytes, slots.into())).collect();
+    leaving.values_mut().for_each(|slots| drop_held(slots, held));
 
-    let least = out.values().filter_map(|slots| slots.front()).map(|&(value, ..)| value).min();
+    // Whoever gains too little over the least valuable of all gains too little over any.
+    let least = leaving.values().filter_map(|slots| slots.peek()).map(|first| first.0.value).min();
     let Some(least) = least else { return Vec::new() };
+    let load_ns = |id| costs.load.ns(roster.bytes(id));
+    let enough: Vec<u128> = (0u16..)
+        .zip(roster.layers())
+        .map(|(layer, _)| least + caution.price(load_ns(ExpertId { layer, expert: 0 }), steps))
+        .collect();
     let mut wanted: Vec<(u128, ExpertId, Stake)> = roster
         .ids()
-        .enumerate()
-        .filter(|&(_, id)| roster.bytes(id) <= idle_bytes && slots.slot_of(id).is_none())
-        .map(|(number, id)| (number, id, stake(number, id)))
-        .filter(|(_, _, stake)| stake.value() > least)
-        .map(|(_, id, stake)| (stake.value(), id, stake))
+        .zip(heat.all_uses())
+        .map(|(id, uses)| (id, stake(id, uses)))
+        .filter(|&(id, stake)| stake.value() > enough[usize::from(id.layer)] && slots.slot_of(id).is_none())
+        .map(|(id, stake)| (stake.value(), id, stake))
         .collect();
     wanted.sort_unstable_by_key(|&(value, id, _)| (Reverse(value), id));
 
-    let (mut moves, mut left, steps) = (Vec::new(), idle_bytes, heat.steps());
+    let (mut moves, mut left) = (Vec::new(), idle_bytes);
     for (_, load, next) in wanted {
         let bytes = roster.bytes(load);
         if bytes > left {
             continue;
         }
-        let fitting = out.range_mut(bytes..).filter_map(|(_, slots)| {
-            let &(value, _, evict, _) = slots.front()?;
-            Some(((value, evict.map(Reverse)), slots))
-        });
+        let fitting = leaving.range_mut(bytes..).filter_map(|(_, slots)| Some((*slots.peek()?, slots)));
         // The first of equals: the shortest slots.
-        let Some((_, fitting)) = fitting.min_by_key(|&(key, _)| key) else { continue };
-        let Some(&(_, slot, evict, stake)) = fitting.front() else { continue };
+        let least = fitting.min_by_key(|(Reverse(first), _)| (first.value, first.evict));
+        let Some((Reverse(Leaving { evict, slot, stake, .. }), fitting)) = least else { continue };
+        let evict = evict.map(|Reverse(id)| id);
         let evict_ns = evict.map_or(0, |id| costs.evict.ns(roster.bytes(id)));
-        if caution.allows(next, stake, costs.load.ns(bytes) + evict_ns, steps) {
-            fitting.pop_front();
+        if caution.allows(next, stake, load_ns(load) + evict_ns, steps) {
+            fitting.pop();
+            drop_held(fitting, held);
             left -= bytes;
             moves.push(Move { slot, evict, load });
         }
     }
     moves
+}
+
+/// Takes slots off the top until it is one that may change.
+fn drop_held(slots: &mut BinaryHeap<Reverse<Leaving>>, held: &BTreeSet<ExpertId>) {
+    while let Some(Reverse(Leaving { evict: Some(Reverse(id)), .. })) = slots.peek() {
+        if !held.contains(id) {
+            return;
+        }
+        slots.pop();
+    }
 }

@@ -90,8 +90,7 @@ impl Slots {
     /// nothing is known all are equal, and of equals every layer's first experts come first, so that layers get the
     /// bytes that the budget was cut for.
     pub fn first_loads(&self, heat: &Heat) -> Vec<Move> {
-        let mut wanted: Vec<(u64, ExpertId)> =
-            self.roster.ids().enumerate().map(|(number, id)| (heat.uses(number), id)).collect();
+        let mut wanted: Vec<(u64, ExpertId)> = heat.all_uses().zip(self.roster.ids()).collect();
         wanted.retain(|&(_, id)| self.slot_of(id).is_none());
         wanted.sort_by_key(|&(uses, id)| (std::cmp::Reverse(uses), id.expert, id.layer));
         let mut free: Vec<SlotId> = self.ids().filter(|&slot| self.content(slot) == Content::Empty).collect();

@@ -134,8 +134,9 @@ fn on_demand(events: &[Event], room: usize, keep: Victim, may_pass: bool) -> Out
         })
         .collect();
     let mut future: BTreeMap<ExpertId, Vec<usize>> = BTreeMap::new();
-    for (now, ids) in touched.iter().enumerate().rev() {
-        ids.iter().for_each(|&id| future.entry(id).or_default().push(now));
+    // Of all uses, one after the other.
+    for (time, &id) in touched.iter().flatten().enumerate().collect::<Vec<_>>().into_iter().rev() {
+        future.entry(id).or_default().push(time);
     }
     let mut counts: BTreeMap<ExpertId, u32> = BTreeMap::new();
     // As the policy starts: the first experts of each layer.
