@@ -1,5 +1,6 @@
 //! The policy over synthetic traces, beside well-known ones. The figures are those of `cargo bench -p strata-residency --bench
 //! policy`; here are the relations between them that must hold, with room for other seeds.
+#![cfg(not(loom))]
 
 mod policies;
 mod scenes;
