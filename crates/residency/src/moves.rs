@@ -4,7 +4,9 @@
 //! An expert that is not resident costs [`Costs::miss`] more in each step that uses it. With frequencies from [`Heat`], a
 //! swap saves
 //!
-//!     frequency of the one loaded * its miss - frequency of the one evicted * its miss
+//! ```text
+//! frequency of the one loaded * its miss - frequency of the one evicted * its miss
+//! ```
 //!
 //! per step. It is made only if that, over [`Caution::horizon`] steps, is more than the move costs by
 //! [`Caution::margin`], *and* if the difference is no accident of counting: it must exceed [`Caution::doubt`] standard
