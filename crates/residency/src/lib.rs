@@ -11,8 +11,11 @@
 //! Copies are made by a [`CopyEngine`]; [`HostCopy`] is the one for host memory. What a device can't read where it
 //! is goes through a [`Ring`] of buffers that it can.
 //!
-//! Does not know what the bytes mean, how they are computed with, which expert is worth a better place, or any
-//! device.
+//! Which expert is worth a better place is decided by plain data and pure functions that know neither bytes nor threads:
+//! the [`Roster`] numbers a model's experts, [`Heat`] counts how often they are used, [`Slots`] accounts for a tier's places,
+//! [`plan_moves`] says which experts change places, and a [`Ranking`] keeps what was learned across restarts.
+//!
+//! Does not know what the bytes mean, how they are computed with, or any device.
 //!
 //! Invariant: the bytes behind a handle that was pinned are those of its expert, in whatever tier, until the pin is
 //! dropped.
@@ -21,7 +24,12 @@ mod bytes;
 mod cell;
 mod copy;
 mod error;
+mod heat;
+mod moves;
+mod ranking;
 mod ring;
+mod roster;
+mod slots;
 mod source;
 mod store;
 mod sync;
@@ -29,9 +37,14 @@ mod sync;
 pub use bytes::Bytes;
 pub use copy::{CopyEngine, CopyError, HeapSlot, HostCopy, HostRegistrar, ReadAt, RegisterError};
 pub use error::{LayerError, RingError, StoreError};
+pub use heat::{Heat, Pace, STEP};
+pub use moves::{Caution, Cost, Costs, Move, plan_moves};
+pub use ranking::{Ranking, RankingError};
 pub use ring::{
     Buffer, Canceller, Counters, Generation, PositionedReads, Ring, RingThread, Source, Spawn, Transfer,
     TransferEngine, Waits, buffers_in,
 };
+pub use roster::{LayerExperts, Roster};
+pub use slots::{Content, SlotError, SlotId, Slots};
 pub use source::{Blob, Extent, LayerSource, Tensor};
 pub use store::{Check, ExpertHandle, ExpertId, ExpertStore, Pinned, Progress, Tier};
