@@ -29,7 +29,7 @@ struct GroupedParams {
     const uint16_t* halves;
 };
 
-/// For units of a few places, of whatever block format.
+/// For units of a few places, of whatever block format. Twin: as above.
 struct FewParams {
     const uint64_t* slots;
     /// Where the rows start in a slot; the up rows, where those of the gate start the slot.

@@ -16,7 +16,7 @@ constexpr int FEW_TERMS = 260;
 constexpr int FEW_TERMS = 520;
 #endif
 
-/// Up to `COLS` columns, whole segments in a round, `TERMS` (row, unit) pairs of room. Twin of the numbers:
+/// Up to `COLS` columns, with room for the terms of `TERMS` pairs of a row and a unit. Twin of the numbers:
 /// `Products::few_rows`.
 template <class F>
 struct Few {

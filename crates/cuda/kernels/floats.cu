@@ -1,6 +1,6 @@
 // Dense products of F32, F16 and BF16 weights with two columns or more; one alone is `products.cu`'s.
-#include "shared.cuh"
 #include "floats.cuh"
+#include "shared.cuh"
 
 #include <cstddef>
 

@@ -234,6 +234,7 @@ extern "C" __global__ void __launch_bounds__(NARROWERS) strata_narrow(const __gr
     }
 }
 
+/// Twin: `src/ops/draft.rs`.
 struct JoinParams {
     /// `[rows][width]`
     const float* embeddings;

@@ -17,7 +17,7 @@ enum Code : uint32_t {
 #define STRATA_CODE(F, NAME) CODE_##NAME,
     STRATA_BLOCK_FORMATS(STRATA_CODE)
 #undef STRATA_CODE
-        CODE_f32,
+    CODE_f32,
     CODE_f16,
     CODE_bf16,
 };

@@ -61,7 +61,7 @@ struct ProductParams {
     const uint16_t* halves;
 };
 
-/// One of the matrices that a launch multiplies with the same column.
+/// One of the matrices that a launch multiplies with the same column. Twins of both: `ops/one.rs`.
 struct OneMatrix {
     const uint8_t* weights;
     float* out;

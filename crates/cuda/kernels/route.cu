@@ -279,6 +279,7 @@ extern "C" __global__ void __launch_bounds__(256) strata_place(const __grid_cons
     }
 }
 
+/// Twins of this and the next: `src/ops/experts.rs`.
 struct SwigluParams {
     float* gate;
     const float* up;
