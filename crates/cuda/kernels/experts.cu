@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped_few(const _
         const Rows one(room + brought(row_bytes << p.tall), p.tall, units);
         one.prepare();
         for (uint32_t c = place; c < place + cols; c++) {
-            one.bring_column(p.x.from(column_of(p.order, c), units));
+            one.bring_column(p.x.from(column_of(p.order, c), p.k));
             await_all_copies();
             __syncthreads();
             const float sum = one.product(rows, [&](int r) { return raw + r * row_bytes; });
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(HIDDEN_THREADS) strata_hidden(const
         const Rows one(raw + 2 * piece, 6, units);
         one.prepare();
         for (uint32_t c = place; c < place + cols; c++) {
-            one.bring_column(p.x.from(column_of(p.order, c), units));
+            one.bring_column(p.x.from(column_of(p.order, c), p.k));
             await_all_copies();
             __syncthreads();
             const float sum =

@@ -86,7 +86,11 @@ struct Many {
         for (Tile tile = tiles(number); tile.rows > 0; tile = tiles(number += gridDim.x)) {
             for (int from = 0; from < tile.cols; from += COLS) {
                 const uint32_t* which = tile.which == nullptr ? nullptr : tile.which + from;
-                const Columns columns = which == nullptr ? x.from(tile.first + from, units) : x;
+                Columns columns = x;
+                if (which == nullptr) {
+                    const size_t at = size_t(tile.first + from) * units;
+                    columns = {x.q + at * 32, x.d + at, x.sums + at};
+                }
                 product(shared, tile.weights, tile.rows, columns, which, min(COLS, tile.cols - from), units,
                         [&](int r, int c, float sum) { tile.out[(from + c) * stride + r] = sum * tile.scale; });
             }

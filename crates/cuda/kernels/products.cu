@@ -155,7 +155,7 @@ __device__ void few(const ProductParams& p) {
     const int rows = min(p.tile, p.rows - first), cols = min(uint32_t(Few<F>::COLS), p.cols - col);
     const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
     Few<F>::prepare(shared);
-    float sum = Few<F>::product(shared, p.weights + first * row_bytes, rows, p.x.from(col, p.k / 32), cols, p.k / 32);
+    float sum = Few<F>::product(shared, p.weights + first * row_bytes, rows, p.x.from(col, p.k), cols, p.k / 32);
     const int c = threadIdx.x / rows, r = threadIdx.x % rows;
     if (c < cols) {
         if (p.scale != nullptr) {

@@ -22,10 +22,9 @@ struct Columns {
     /// `[cols][k / 32]`: the sums of 16 values each, two to a word.
     const uint32_t* sums;
 
-    /// Those from number `col` on, of `units` units each.
-    __device__ Columns from(size_t col, int units) const {
-        const size_t unit = col * units;
-        return {q + unit * 32, d + unit, sums + unit};
+    /// Those from number `col` on.
+    __device__ Columns from(size_t col, uint32_t k) const {
+        return {q + col * k, d + col * (k / 32), sums + col * (k / 32)};
     }
 };
 
