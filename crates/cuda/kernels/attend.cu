@@ -1,7 +1,8 @@
-// Attention of few rows, over all multiprocessors: scores by a first kernel, a warp four keys; then a block of threads a chunk and 32 of the
-// values' columns, the last of which merges the chunks. Any width of a head, any format of a cache.
+// Attention of few rows, over all multiprocessors: scores by a first kernel, a warp four keys; then a block of threads
+// a chunk and 32 of the values' columns, the last of which merges the chunks. Any width of a head, any format of a
+// cache.
 #include "qsa.cuh"
-#include "tile.cuh"
+#include "shared.cuh"
 
 namespace strata {
 
@@ -17,7 +18,8 @@ __device__ void weigh(const AttendParams& p) {
     __shared__ float staged[16][PARTS * WARP];
     const Attention& a = p.a;
     const Row row = a.rows[blockIdx.z];
-    const uint32_t visible = row.position + 1, kv_head = blockIdx.y, group = a.heads / a.kv_heads, all = attended(a, visible);
+    const uint32_t visible = row.position + 1, kv_head = blockIdx.y, group = a.heads / a.kv_heads,
+                   all = attended(a, visible);
     const int thread = threadIdx.x, lane = thread % WARP;
     constexpr int WARPS = WEIGHERS / WARP;
     const uint32_t first = (blockIdx.x * WARPS + thread / WARP) * AT_ONCE;
@@ -126,9 +128,10 @@ __device__ void gather(const AttendParams& p) {
 #pragma unroll 1
         for (uint32_t i = thread; i < keys * PIECES; i += GATHERERS) {
             const uint32_t key = i / PIECES, piece = i % PIECES;
-            const uint32_t to = uint32_t(__cvta_generic_to_shared(shared.values[key])) + piece * 16;
+            const SharedAddress to = shared_at(shared.values[key]) + piece * 16;
             if (piece * 16 < width * sizeof(T)) {
-                copy16(to, reinterpret_cast<const uint8_t*>(values + shared.positions[key] * stride) + piece * 16);
+                start_copy<16>(to,
+                               reinterpret_cast<const uint8_t*>(values + shared.positions[key] * stride) + piece * 16);
             }
         }
     } else {
@@ -137,7 +140,6 @@ __device__ void gather(const AttendParams& p) {
             shared.values[i / width][i % width] = values[shared.positions[i / width] * stride + i % width];
         }
     }
-    close_group();
     if (warp < group) {
         float most = from_bits(0xff800000u), sum = 0.0f;
 #pragma unroll
@@ -158,8 +160,7 @@ __device__ void gather(const AttendParams& p) {
             shared.largest[warp] = most, shared.sums[warp] = sum;
         }
     }
-    close_group();
-    all_but_the_latest();
+    await_all_copies();
     __syncthreads();
     const uint64_t per_chunk = uint64_t(slices) * (2 + WARP);
     const auto partial = [&](uint32_t h, uint32_t chunk) {
@@ -182,7 +183,8 @@ __device__ void gather(const AttendParams& p) {
             for (int n = 0; n < HEADS; n++) {
 #pragma unroll
                 for (int i = 0; i < AHEAD; i += 4) {
-                    *reinterpret_cast<float4*>(e[n] + i) = *reinterpret_cast<const float4*>(shared.weights[h + n] + key + i);
+                    *reinterpret_cast<float4*>(e[n] + i) =
+                        *reinterpret_cast<const float4*>(shared.weights[h + n] + key + i);
                 }
             }
 #pragma unroll
@@ -247,16 +249,19 @@ __device__ void gather(const AttendParams& p) {
     }
 }
 
-#define STRATA_ATTEND(T, NAME)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(WEIGHERS) strata_weigh_##NAME##_128(const __grid_constant__ AttendParams p) {   \
-        weigh<T, 4>(p);                                                                                                         \
-    }                                                                                                                           \
-    extern "C" __global__ void __launch_bounds__(WEIGHERS) strata_weigh_##NAME##_256(const __grid_constant__ AttendParams p) {   \
-        weigh<T, 8>(p);                                                                                                         \
-    }                                                                                                                           \
-    extern "C" __device__ uint32_t strata_gather_##NAME##_shared = sizeof(Gathering<T>);                                        \
-    extern "C" __global__ void __launch_bounds__(GATHERERS, 2) strata_gather_##NAME(const __grid_constant__ AttendParams p) {        \
-        gather<T>(p);                                                                                                           \
+#define STRATA_ATTEND(T, NAME)                                                           \
+    extern "C" __global__ void __launch_bounds__(WEIGHERS)                               \
+        strata_weigh_##NAME##_128(const __grid_constant__ AttendParams p) {              \
+        weigh<T, 4>(p);                                                                  \
+    }                                                                                    \
+    extern "C" __global__ void __launch_bounds__(WEIGHERS)                               \
+        strata_weigh_##NAME##_256(const __grid_constant__ AttendParams p) {              \
+        weigh<T, 8>(p);                                                                  \
+    }                                                                                    \
+    extern "C" __device__ uint32_t strata_gather_##NAME##_shared = sizeof(Gathering<T>); \
+    extern "C" __global__ void __launch_bounds__(GATHERERS, 2)                           \
+        strata_gather_##NAME(const __grid_constant__ AttendParams p) {                   \
+        gather<T>(p);                                                                    \
     }
 STRATA_ATTEND(float, f32)
 STRATA_ATTEND(uint16_t, f16)

@@ -1,6 +1,7 @@
-// Attention of a prompt's rows. A row and key/value head is the work of two warps, which never leave the multiprocessor: chunk after chunk
-// they score 16 keys at a time each, in register tiles of all query heads by four keys, then gather half of every value each, and merge the
-// chunk into the row's results, where the chunks before it wait.
+// Attention of a prompt's rows. A row and key/value head is the work of two warps, which never leave the
+// multiprocessor: chunk after chunk they score 16 keys at a time each, in register tiles of all query heads by four
+// keys, then gather half of every value each, and merge the chunk into the row's results, where the chunks before it
+// wait.
 #include "qsa.cuh"
 #include "tile.cuh"
 
@@ -42,7 +43,8 @@ struct Attend {
     uint32_t stride;
     /// How many keys there are, how many of them are chosen in blocks, and where the others begin.
     uint32_t all, kept, rest;
-    /// Tokens of a block, and 2^32 by it, rounded up: `i / block` without a division, for all that one sequence may have.
+    /// Tokens of a block, and 2^32 by it, rounded up: `i / block` without a division, for all that one sequence may
+    /// have.
     uint32_t block, inverse;
     int lane, half;
 
@@ -61,42 +63,43 @@ struct Attend {
         return (place.i < kept ? place.chosen * block + within : rest + (place.i - kept)) * stride;
     }
 
-    __device__ uint32_t staged(int buffer) const {
-        return uint32_t(__cvta_generic_to_shared(shared.staged[half][buffer]));
-    }
+    __device__ SharedAddress staged(int buffer) const { return shared_at(shared.staged[half][buffer]); }
 
     /// Starts copies of the warp's 16 keys, a lane's place among the 32 of both warps.
     __device__ void stage_keys(Place place, int buffer) const {
         constexpr int AT_ONCE = WARP / PIECES;
-        const uint32_t row = answer(place), to = staged(buffer) + lane / PIECES * BYTES;
+        const uint32_t row = answer(place);
+        const SharedAddress to = staged(buffer) + lane / PIECES * BYTES;
         const uint8_t* from = keys + lane % PIECES * 16;
 #pragma unroll
         for (int i = 0; i < STEP; i += AT_ONCE) {
             const uint32_t own = __shfl_sync(ALL, row, half * STEP + i + lane / PIECES);
             const uint32_t piece = swap(lane % PIECES, i + lane / PIECES);
-            copy16(to + i * BYTES + piece * 16, from, own);
+            start_copy_at(to + i * BYTES + piece * 16, from, own);
         }
     }
 
     /// Starts copies of the warp's half of 32 values.
     __device__ void stage_values(Place place, int buffer) const {
         constexpr int AT_ONCE = 2 * WARP / PIECES;
-        const uint32_t row = answer(place), to = staged(buffer) + lane * 16;
+        const uint32_t row = answer(place);
+        const SharedAddress to = staged(buffer) + lane * 16;
         const uint8_t* from = values + half * DIM + lane % (PIECES / 2) * 16;
 #pragma unroll
         for (int i = 0; i < GATHERED; i += AT_ONCE) {
             const uint32_t own = __shfl_sync(ALL, row, i + lane / (PIECES / 2));
-            copy16(to + i * DIM, from, own);
+            start_copy_at(to + i * DIM, from, own);
         }
     }
 
-    /// Scores of the warp's keys of a chunk, and the largest of each head, which it leaves at the start of its second buffer.
+    /// Scores of the warp's keys of a chunk, and the largest of each head, which it leaves at the start of its second
+    /// buffer.
     __device__ void score(uint32_t first, uint32_t count, float scale) const {
         Place next = ask(first + lane);
         if (half * STEP < count) {
             stage_keys(next, 0);
         }
-        close_group();
+        end_copies();
         next = ask(first + 2 * STEP + lane);
         float largest[QUARTER];
 #pragma unroll
@@ -110,7 +113,7 @@ struct Attend {
                 stage_keys(next, buffer ^ 1);
                 next = ask(first + done - half * STEP + 4 * STEP + lane);
             }
-            close_group();
+            end_copies();
             all_but_the_latest();
             float sums[QUARTER][2];
             dots(shared.queries, staged(buffer), lane, sums);
@@ -141,7 +144,8 @@ struct Attend {
         }
     }
 
-    /// Turns half of the heads' scores into exponentials. `largest` is of head `lane`, and so are the sums, which the other warp has not.
+    /// Turns half of the heads' scores into exponentials. `largest` is of head `lane`, and so are the sums, which the
+    /// other warp has not.
     __device__ float exponentials(uint32_t count, float largest) const {
         float sums = 0.0f;
 #pragma unroll 1
@@ -187,7 +191,7 @@ struct Attend {
                 stage_values(next, buffer ^ 1);
                 next = ask(first + done + 2 * GATHERED + lane);
             }
-            close_group();
+            end_copies();
             all_but_the_latest();
             const uint32_t here = min(uint32_t(GATHERED), count - done);
             uint32_t key = 0;
@@ -234,7 +238,8 @@ struct Attend {
 #pragma unroll
         for (int n = 0; n < HEADS * DIM / 4 / ATTENDERS; n++) {
             const uint32_t i = (n * ATTENDERS + threadIdx.x) * 4, h = i / DIM, j = i % DIM;
-            const Vector<4> q = h < group ? *reinterpret_cast<const Vector<4>*>(queries + uint64_t(h) * 2 * DIM + j) : Vector<4>{};
+            const Vector<4> q =
+                h < group ? *reinterpret_cast<const Vector<4>*>(queries + uint64_t(h) * 2 * DIM + j) : Vector<4>{};
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 shared.queries[h][permuted(j + c)] = q.x[c];
@@ -252,11 +257,12 @@ struct Attend {
             score(first, count, scale);
             // Values are under way while the other warp comes.
             stage_values(ask(first + lane), 0);
-            close_group();
+            end_copies();
             const Place next = ask(first + GATHERED + lane);
             __syncthreads();
             const int h = min(lane, HEADS - 1);
-            const float here = fmaxf(reinterpret_cast<float*>(shared.staged[0][1])[h], reinterpret_cast<float*>(shared.staged[1][1])[h]);
+            const float here = fmaxf(reinterpret_cast<float*>(shared.staged[0][1])[h],
+                                     reinterpret_cast<float*>(shared.staged[1][1])[h]);
             const float here_sum = exponentials(count, here);
             __syncthreads();
             float acc[HEADS][VALUES] = {};
@@ -311,48 +317,7 @@ struct Attend {
                 values.x[j] = __fdiv_rn(values.x[j], shared.scores[0][h]) * sigmoid(gate.x[j]);
             }
             out[h * (DIM / VALUES)] = values;
-            if (p.quantised.q != nullptr) {
-                quantise(p.quantised, values, (head + h) * DIM + own);
-            }
-        }
-    }
-
-    /// `Target::put` of `VALUES` values a lane, of which the first is number `at`.
-    __device__ static void quantise(const Target& target, const Vector<VALUES>& values, uint64_t at) {
-        constexpr int LANES = WARP / VALUES;
-        uint32_t largest = 0;
-#pragma unroll
-        for (int j = 0; j < VALUES; j++) {
-            largest = max(largest, to_bits(values.x[j]) & 0x7fffffffu);
-        }
-        for (int width = LANES / 2; width > 0; width /= 2) {
-            largest = max(largest, __shfl_xor_sync(ALL, largest, width));
-        }
-        const float amax = from_bits(largest), factor = __fdiv_rn(127.0f, amax);
-        const bool finite = largest < 0x7f800000u, some = finite && amax >= from_bits((127u - 100u) << 23);
-        uint32_t packed = 0;
-        int sum = 0;
-#pragma unroll
-        for (int j = 0; j < VALUES; j++) {
-            float scaled = values.x[j] * factor;
-            scaled = scaled < -127.0f ? -127.0f : scaled;
-            scaled = scaled > 127.0f ? 127.0f : scaled;
-            const int q = some ? int(to_bits(scaled + from_bits(ROUND_BITS))) - int(ROUND_BITS) : 0;
-            packed |= (uint32_t(q) & 255u) << 8 * j;
-            sum += q;
-        }
-        for (int width = LANES / 4; width > 0; width /= 2) {
-            sum += __shfl_xor_sync(ALL, sum, width);
-        }
-        const int high = __shfl_down_sync(ALL, sum, LANES / 2);
-        if constexpr (VALUES == 4) {
-            *reinterpret_cast<uint32_t*>(target.q + at) = packed;
-        } else {
-            *reinterpret_cast<uint16_t*>(target.q + at) = uint16_t(packed);
-        }
-        if (at % 32 == 0) {
-            target.d[at / 32] = finite ? (some ? __fdiv_rn(amax, 127.0f) : 0.0f) : from_bits(0x7fc00000u);
-            target.sums[at / 32] = (uint32_t(sum) & 0xffffu) | uint32_t(high) << 16;
+            p.quantised.put_several(values.x, (head + h) * DIM + own);
         }
     }
 };
@@ -362,7 +327,8 @@ template <int HEADS, int DIM>
 __device__ void attend_many(const AttendParams& p) {
     extern __shared__ __align__(128) uint8_t raw[];
     const Attention& a = p.a;
-    const uint32_t r = a.count - 1 - blockIdx.x / a.kv_heads, kv_head = blockIdx.x % a.kv_heads, group = a.heads / a.kv_heads;
+    const uint32_t r = a.count - 1 - blockIdx.x / a.kv_heads, kv_head = blockIdx.x % a.kv_heads,
+                   group = a.heads / a.kv_heads;
     const Row row = a.rows[r];
     const uint32_t visible = row.position + 1, block = max(a.block, 1u);
     const uint64_t head = uint64_t(r) * a.heads + kv_head * group;
@@ -384,11 +350,11 @@ __device__ void attend_many(const AttendParams& p) {
 }
 
 // Four blocks of threads a multiprocessor, where it has 228 KB: 56 KB each, with the one that is the system's.
-#define STRATA_ATTEND(HEADS, DIM)                                                                                        \
-    extern "C" __device__ uint32_t strata_attend_many_##HEADS##_##DIM##_shared = sizeof(Attend<HEADS, DIM>::Shared);     \
-    extern "C" __global__ void __launch_bounds__(ATTENDERS, 4) strata_attend_many_##HEADS##_##DIM(                       \
-        const __grid_constant__ AttendParams p) {                                                                        \
-        attend_many<HEADS, DIM>(p);                                                                                      \
+#define STRATA_ATTEND(HEADS, DIM)                                                                                    \
+    extern "C" __device__ uint32_t strata_attend_many_##HEADS##_##DIM##_shared = sizeof(Attend<HEADS, DIM>::Shared); \
+    extern "C" __global__ void __launch_bounds__(ATTENDERS, 4)                                                       \
+        strata_attend_many_##HEADS##_##DIM(const __grid_constant__ AttendParams p) {                                 \
+        attend_many<HEADS, DIM>(p);                                                                                  \
     }
 STRATA_ATTEND(4, 128)
 STRATA_ATTEND(12, 128)

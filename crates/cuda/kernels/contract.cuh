@@ -16,7 +16,8 @@ __device__ inline float from_bits(uint32_t bits) { return __uint_as_float(bits);
 __device__ inline uint32_t to_bits(float x) { return __float_as_uint(x); }
 __device__ inline float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
-/// Adding and subtracting it rounds a float of magnitude below 2^22 to an integer, ties to even.
+/// Adding and subtracting it rounds a float of magnitude below 2^22 to an integer, ties to even; and its bits.
+constexpr float ROUND = 1.5f * (1 << 23);
 constexpr uint32_t ROUND_BITS = 0x4b400000u;
 
 struct Exp {
@@ -29,9 +30,8 @@ __device__ inline float power_of_two(int n) { return from_bits(uint32_t(n + 127)
 __device__ inline Exp exp_parts(float x) {
     x = x < -110.0f ? -110.0f : x;
     x = x > 100.0f ? 100.0f : x;
-    const float round = from_bits(ROUND_BITS);
-    const float shifted = fma(x, from_bits(0x3fb8aa3bu), round);
-    const float k = shifted - round;
+    const float shifted = fma(x, from_bits(0x3fb8aa3bu), ROUND);
+    const float k = shifted - ROUND;
     const int n = int(to_bits(shifted)) - int(ROUND_BITS);
     float r = fma(k, -from_bits(0x3f317218u), x);
     r = fma(k, -from_bits(0xb102e308u), r);
@@ -133,7 +133,8 @@ __device__ inline float fold(float lane) {
     return __shfl_sync(ALL, lane, 0);
 }
 
-/// One block of 32 activations, quantised by a warp: `x` is the lane's. Sums are of 16 lanes each, the low half in bits 0..16.
+/// One block of 32 activations, quantised by a warp: `x` is the lane's. Sums are of 16 lanes each, the low half in bits
+/// 0..16.
 struct Quantised {
     int q;
     float d;
@@ -157,7 +158,7 @@ __device__ inline Quantised quantise(float x) {
     float scaled = x * factor;
     scaled = scaled < -127.0f ? -127.0f : scaled;
     scaled = scaled > 127.0f ? 127.0f : scaled;
-    const int q = int(to_bits(scaled + from_bits(ROUND_BITS))) - int(ROUND_BITS);
+    const int q = int(to_bits(scaled + ROUND)) - int(ROUND_BITS);
     int sum = q;
     for (int width = 8; width > 0; width /= 2) {
         sum += __shfl_xor_sync(ALL, sum, width);
@@ -166,21 +167,23 @@ __device__ inline Quantised quantise(float x) {
     return {q, __fdiv_rn(amax, 127.0f), (uint32_t(low) & 0xffffu) | uint32_t(high) << 16};
 }
 
-/// Eight threads' 32 consecutive values, four each, quantised: `quantise`, with fewer exchanges. `q` has the thread's four, `d` and `sums` are right
-/// in all eight.
-struct Quantised4 {
+/// The same for 32 consecutive values in the hands of `32 / N` threads, `N` each, two or four: with fewer exchanges.
+/// `q` has the thread's own, the lowest byte first; `d` and `sums` are right in all of them.
+struct QuantisedSeveral {
     uint32_t q;
     float d;
     uint32_t sums;
 };
 
-__device__ inline Quantised4 quantise4(const float (&x)[4]) {
+template <int N>
+__device__ inline QuantisedSeveral quantise_several(const float (&x)[N]) {
+    constexpr int THREADS = 32 / N;
     uint32_t largest = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < N; i++) {
         largest = max(largest, to_bits(x[i]) & 0x7fffffffu);
     }
-    for (int width = 4; width > 0; width /= 2) {
+    for (int width = THREADS / 2; width > 0; width /= 2) {
         largest = max(largest, __shfl_xor_sync(ALL, largest, width));
     }
     const bool broken = largest >= 0x7f800000u, small = largest < (127u - 100u) << 23;
@@ -188,20 +191,22 @@ __device__ inline Quantised4 quantise4(const float (&x)[4]) {
     uint32_t q = 0;
     int sum = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < N; i++) {
         float scaled = x[i] * factor;
         scaled = scaled < -127.0f ? -127.0f : scaled;
         scaled = scaled > 127.0f ? 127.0f : scaled;
-        const int value = broken || small ? 0 : int(to_bits(scaled + from_bits(ROUND_BITS))) - int(ROUND_BITS);
+        const int value = broken || small ? 0 : int(to_bits(scaled + ROUND)) - int(ROUND_BITS);
         q |= (uint32_t(value) & 255u) << (8 * i);
         sum += value;
     }
-    sum += __shfl_xor_sync(ALL, sum, 1);
-    sum += __shfl_xor_sync(ALL, sum, 2);
-    const int other = __shfl_xor_sync(ALL, sum, 4);
-    const bool upper = threadIdx.x & 4;
+    for (int width = 1; width < THREADS / 2; width *= 2) {
+        sum += __shfl_xor_sync(ALL, sum, width);
+    }
+    const int other = __shfl_xor_sync(ALL, sum, THREADS / 2);
+    const bool upper = threadIdx.x & (THREADS / 2);
     const uint32_t low = uint32_t(upper ? other : sum), high = uint32_t(upper ? sum : other);
-    return {q, broken ? from_bits(0x7fc00000u) : small ? 0.0f : __fdiv_rn(amax, 127.0f), (low & 0xffffu) | high << 16};
+    const float d = broken ? from_bits(0x7fc00000u) : small ? 0.0f : __fdiv_rn(amax, 127.0f);
+    return {q, d, (low & 0xffffu) | high << 16};
 }
 
 /// Where a kernel leaves its results quantised too, if somebody wants them; null otherwise. Twin: `ops::input::Target`.
@@ -223,14 +228,21 @@ struct Target {
         }
     }
 
-    /// The same for eight threads with four values each, from number `at` on. All of the warp comes here; those beyond the end are not `there`.
-    __device__ void put4(const float (&x)[4], size_t at, bool there) const {
+    /// The same for a warp whose threads have `N` values each, the thread's from number `at` on. Those beyond the end
+    /// are not `there`.
+    template <int N>
+    __device__ void put_several(const float (&x)[N], size_t at, bool there = true) const {
+        static_assert(N == 2 || N == 4, "");
         if (q == nullptr) {
             return;
         }
-        const Quantised4 block = quantise4(x);
+        const QuantisedSeveral block = quantise_several(x);
         if (there) {
-            *reinterpret_cast<uint32_t*>(q + at) = block.q;
+            if constexpr (N == 4) {
+                *reinterpret_cast<uint32_t*>(q + at) = block.q;
+            } else {
+                *reinterpret_cast<uint16_t*>(q + at) = uint16_t(block.q);
+            }
             if (at % 32 == 0) {
                 d[at / 32] = block.d;
                 sums[at / 32] = block.sums;
@@ -239,7 +251,8 @@ struct Target {
     }
 };
 
-/// Waits for the kernel in front, of which nothing may be read before: an early kernel starts while that one still runs.
+/// Waits for the kernel in front, of which nothing may be read before: an early kernel starts while that one still
+/// runs.
 __device__ inline void ready() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,8 +1,8 @@
-// The delta rule over state columns of one head, token after token: docs/arithmetic.md. What a token costs is the chain from one to the next:
-// a dot, its fold, an update.
+// The delta rule over state columns of one head, token after token: docs/arithmetic.md. What a token costs is the chain
+// from one to the next: a dot, its fold, an update.
 //
-// `SHARERS` threads have a column together: thread `r` of them the contract's lanes `r`, `r + 8`, `r + 16` and `r + 24`. These fold without
-// leaving the thread, a sum is three exchanges away, and then all of them have it.
+// `SHARERS` threads have a column together: thread `r` of them the contract's lanes `r`, `r + 8`, `r + 16` and `r +
+// 24`. These fold without leaving the thread, a sum is three exchanges away, and then all of them have it.
 #pragma once
 
 #include "floats.cuh"
@@ -13,11 +13,13 @@ constexpr int SHARERS = 8;
 /// Lanes of the contract that a thread has of a column; groups of sharers in a warp, too.
 constexpr int OWN = WARP / SHARERS;
 
-/// Which of its sharers a thread is, and in which group of its warp. Neighbours have the same values of a key, so that they read it together.
+/// Which of its sharers a thread is, and in which group of its warp. Neighbours have the same values of a key, so that
+/// they read it together.
 __device__ inline int sharer(int lane) { return lane / OWN; }
 __device__ inline int group(int lane) { return lane % OWN; }
 
-/// Where value `j` of a key or query lies among those of its row, `PARTS` units of 32: a sharer's four of a unit side by side.
+/// Where value `j` of a key or query lies among those of its row, `PARTS` units of 32: a sharer's four of a unit side
+/// by side.
 __device__ inline uint32_t shared_place(uint32_t j) { return j / WARP * WARP + j % SHARERS * OWN + j % WARP / SHARERS; }
 
 /// A sharer's values of a key or query.
@@ -32,7 +34,7 @@ __device__ inline void own_values(const float* x, int r, float (&to)[PARTS][OWN]
 
 /// `COLUMNS` columns of a head's state in the hands of a thread and its sharers; `PARTS` units of 32 values each.
 template <int PARTS, int COLUMNS>
-struct Columns {
+struct StateColumns {
     using Values = float[PARTS][OWN];
     Values state[COLUMNS];
 
@@ -121,11 +123,12 @@ struct Columns {
         }
     }
 
-    /// Takes in one token. `meanwhile`, for which the chain waits no longer than for its sums' exchanges, gets the state before the token, and a value
-    /// that is not there before they start.
+    /// Takes in one token. `meanwhile`, for which the chain waits no longer than for its sums' exchanges, gets the
+    /// state before the token, and a value that is not there before they start.
     template <class Meanwhile>
-    __device__ void step(const Values& key, const float (&value)[COLUMNS], float decay_by, float strength, Meanwhile meanwhile) {
-        const Columns before = *this;
+    __device__ void step(const Values& key, const float (&value)[COLUMNS], float decay_by, float strength,
+                         Meanwhile meanwhile) {
+        const StateColumns before = *this;
         decay(decay_by);
         float by[COLUMNS];
         own_dots(key, by);

@@ -1,4 +1,5 @@
-// Grouped products: every unit of a routing with its own expert's rows. An expert's address comes from the residency table.
+// Grouped products: every unit of a routing with its own expert's rows. An expert's address comes from the residency
+// table.
 #include "many.cuh"
 #include "one.cuh"
 
@@ -28,7 +29,7 @@ struct GroupedParams {
     const uint16_t* halves;
 };
 
-/// For units of a few places, of whatever block format.
+/// For units of a few places, of whatever block format. Twin: as above.
 struct FewParams {
     const uint64_t* slots;
     /// Where the rows start in a slot; the up rows, where those of the gate start the slot.
@@ -49,21 +50,21 @@ struct FewParams {
 
 constexpr int THREADS = 128;
 
-/// A column of a grouped product.
-__device__ inline Column column(const Columns& x, const uint32_t* order, uint32_t place, uint32_t k) {
-    const size_t col = order == nullptr ? place : order[place];
-    return {x.q + col * k, x.d + col * (k / 32), x.sums + col * (k / 32)};
+/// The column of a place.
+__device__ inline uint32_t column_of(const uint32_t* order, uint32_t place) {
+    return order == nullptr ? place : order[place];
 }
 
 /// Units of a few places: rows are brought once, and multiplied with one column after the other. Grid: rows, units.
-extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped(const __grid_constant__ FewParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped_few(const __grid_constant__ FewParams p) {
     extern __shared__ __align__(16) uint8_t room[];
     pass();
     ready();
     if (blockIdx.y >= *p.units) {
         return;
     }
-    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y], cols = p.unit_places[blockIdx.y];
+    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y],
+                   cols = p.unit_places[blockIdx.y];
     const int first = blockIdx.x << p.tall, rows = min(1u << p.tall, p.rows - first), units = p.k / 32;
     with_format(p.format, [&](auto f) {
         using Rows = One<decltype(f), THREADS>;
@@ -73,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped(const __gri
         const Rows one(room + brought(row_bytes << p.tall), p.tall, units);
         one.prepare();
         for (uint32_t c = place; c < place + cols; c++) {
-            one.bring_column(column(p.x, p.order, c, p.k));
+            one.bring_column(p.x.from(column_of(p.order, c), p.k));
             await_all_copies();
             __syncthreads();
             const float sum = one.product(rows, [&](int r) { return raw + r * row_bytes; });
@@ -86,7 +87,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped(const __gri
 
 constexpr int HIDDEN_THREADS = 512;
 
-/// The same for gate and up rows together, of one format, with their SwiGLU: 32 hidden values of a block of threads, quantised.
+/// The same for gate and up rows together, of one format, with their SwiGLU: 32 hidden values of a block of threads,
+/// quantised.
 extern "C" __global__ void __launch_bounds__(HIDDEN_THREADS) strata_hidden(const __grid_constant__ FewParams p) {
     extern __shared__ __align__(16) uint8_t room[];
     pass();
@@ -94,7 +96,8 @@ extern "C" __global__ void __launch_bounds__(HIDDEN_THREADS) strata_hidden(const
     if (blockIdx.y >= *p.units) {
         return;
     }
-    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y], cols = p.unit_places[blockIdx.y];
+    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y],
+                   cols = p.unit_places[blockIdx.y];
     const int first = blockIdx.x * 32, units = p.k / 32, thread = threadIdx.x;
     float* products = reinterpret_cast<float*>(room);
     with_format(p.format, [&](auto f) {
@@ -107,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(HIDDEN_THREADS) strata_hidden(const
         const Rows one(raw + 2 * piece, 6, units);
         one.prepare();
         for (uint32_t c = place; c < place + cols; c++) {
-            one.bring_column(column(p.x, p.order, c, p.k));
+            one.bring_column(p.x.from(column_of(p.order, c), p.k));
             await_all_copies();
             __syncthreads();
             const float sum =
@@ -132,20 +135,21 @@ __device__ void grouped_wide(const GroupedParams& p) {
     extern __shared__ __align__(1024) uint8_t aligned[];
     const uint32_t tall = (p.rows + Wide<F>::ROWS - 1) / Wide<F>::ROWS, tiles = tall * *p.units;
     const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
-    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.halves, p.k / 32, p.rows, [&](uint32_t number) {
-        if (number >= tiles) {
-            return Tile{};
-        }
-        const uint32_t unit = number / tall, first = number % tall * Wide<F>::ROWS;
-        const uint32_t expert = p.unit_expert[unit], place = p.unit_first[unit];
-        return Tile{reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + first * row_bytes,
-                    p.order == nullptr ? nullptr : p.order + place,
-                    place,
-                    p.out + size_t(place) * p.rows + first,
-                    int(min(uint32_t(Wide<F>::ROWS), p.rows - first)),
-                    int(p.unit_places[unit]),
-                    p.scales == nullptr ? 1.0f : p.scales[expert]};
-    });
+    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.halves, p.k / 32, p.rows,
+                 [&](uint32_t number) {
+                     if (number >= tiles) {
+                         return Tile{};
+                     }
+                     const uint32_t unit = number / tall, first = number % tall * Wide<F>::ROWS;
+                     const uint32_t expert = p.unit_expert[unit], place = p.unit_first[unit];
+                     return Tile{reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + first * row_bytes,
+                                 p.order == nullptr ? nullptr : p.order + place,
+                                 place,
+                                 p.out + size_t(place) * p.rows + first,
+                                 int(min(uint32_t(Wide<F>::ROWS), p.rows - first)),
+                                 int(p.unit_places[unit]),
+                                 p.scales == nullptr ? 1.0f : p.scales[expert]};
+                 });
 }
 
 template <class T>
@@ -153,31 +157,33 @@ __device__ void grouped_floats(const GroupedParams& p) {
     if (blockIdx.y >= *p.units) {
         return;
     }
-    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y], cols = p.unit_places[blockIdx.y];
+    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y],
+                   cols = p.unit_places[blockIdx.y];
     const uint32_t row = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
     if (row >= p.rows) {
         return;
     }
     const T* w = reinterpret_cast<const T*>(p.slots[expert] + p.offset) + size_t(row) * p.k;
     for (uint32_t c = 0; c < cols; c++) {
-        const uint32_t col = p.order == nullptr ? place + c : p.order[place + c];
-        warp_products<1, 1>(w, p.floats + size_t(col) * p.k, 1, 1, p.k, threadIdx.x % WARP, [&](int, int, float sum) {
+        const uint32_t col = column_of(p.order, place + c);
+        const float sum = warp_product(w, p.floats + size_t(col) * p.k, p.k, threadIdx.x % WARP);
+        if (threadIdx.x % WARP == 0) {
             p.out[size_t(place + c) * p.rows + row] = p.scales == nullptr ? sum : sum * p.scales[expert];
-        });
+        }
     }
 }
 
-#define STRATA_KERNELS(F, NAME)                                                                               \
-    extern "C" __device__ uint32_t strata_grouped_64_##NAME##_shared = sizeof(Wide<F>::Shared); \
-    extern "C" __global__ void __launch_bounds__(Wide<F>::THREADS, Wide<F>::BLOCKS) strata_grouped_64_##NAME(                            \
-        const __grid_constant__ GroupedParams p) {                                                            \
-        grouped_wide<F>(p);                                                                                   \
+#define STRATA_KERNELS(F, NAME)                                                                   \
+    extern "C" __device__ uint32_t strata_grouped_wide_##NAME##_shared = sizeof(Wide<F>::Shared); \
+    extern "C" __global__ void __launch_bounds__(Wide<F>::THREADS, Wide<F>::BLOCKS)               \
+        strata_grouped_wide_##NAME(const __grid_constant__ GroupedParams p) {                     \
+        grouped_wide<F>(p);                                                                       \
     }
 STRATA_BLOCK_FORMATS(STRATA_KERNELS)
-#define STRATA_FLOATS(T, NAME)                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped_1_##NAME( \
-        const __grid_constant__ GroupedParams p) {                                 \
-        grouped_floats<T>(p);                                                      \
+#define STRATA_FLOATS(T, NAME)                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS)                       \
+        strata_grouped_floats_##NAME(const __grid_constant__ GroupedParams p) { \
+        grouped_floats<T>(p);                                                   \
     }
 STRATA_FLOATS(float, f32)
 STRATA_FLOATS(Half, f16)

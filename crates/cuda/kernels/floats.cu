@@ -1,6 +1,6 @@
-// Dense products with F32, F16 and BF16 weights.
-#include "copies.cuh"
+// Dense products of F32, F16 and BF16 weights with two columns or more; one alone is `products.cu`'s.
 #include "floats.cuh"
+#include "shared.cuh"
 
 #include <cstddef>
 
@@ -49,7 +49,8 @@ constexpr int BRINGERS = 256, MEANWHILE = 160;
 
 /// Brings what is left of `BROUGHT` values of a row and a column, by threads `thread` of `THREADS`.
 template <int THREADS, class T>
-__device__ inline void bring(const T* row, const float* col, int left, int thread, float (&w)[BROUGHT], float (&x)[BROUGHT]) {
+__device__ inline void bring(const T* row, const float* col, int left, int thread, float (&w)[BROUGHT],
+                             float (&x)[BROUGHT]) {
     constexpr int EACH = BROUGHT / THREADS;
     static_assert(BROUGHT % THREADS == 0, "");
     if (left < BROUGHT) {
@@ -70,10 +71,11 @@ __device__ inline void bring(const T* row, const float* col, int left, int threa
     }
 }
 
-/// One row and one column: all threads bring the first values; then one warp, which has the only chain, multiplies them while `MEANWHILE` others
-/// bring the next. Grid: rows, columns.
+/// A block of threads for each row and column, where both are few, or lie on no borders of 16 bytes. (One column alone
+/// comes to `strata_one`.) All threads bring the first values; then one warp, which has the only chain, multiplies them
+/// while `MEANWHILE` others bring the next. Grid: rows, columns.
 template <class T>
-__device__ void product_one(const FloatParams& p) {
+__device__ void product_each(const FloatParams& p) {
     __shared__ float w[2][BROUGHT], x[2][BROUGHT];
     uint32_t number = blockIdx.x;
     const FloatMatrix& m = p.matrix(number, 1);
@@ -85,7 +87,8 @@ __device__ void product_one(const FloatParams& p) {
     float acc = 0.0f;
     for (int from = 0, left = p.k, turn = 0; left > 0; from += BROUGHT, left -= BROUGHT, turn ^= 1) {
         if (thread >= BRINGERS - MEANWHILE) {
-            bring<MEANWHILE>(row + from + BROUGHT, col + from + BROUGHT, left - BROUGHT, thread - (BRINGERS - MEANWHILE), w[turn ^ 1], x[turn ^ 1]);
+            bring<MEANWHILE>(row + from + BROUGHT, col + from + BROUGHT, left - BROUGHT,
+                             thread - (BRINGERS - MEANWHILE), w[turn ^ 1], x[turn ^ 1]);
         } else if (thread >= WARP) {
             // These would only be in the way.
         } else if (left >= BROUGHT) {
@@ -108,9 +111,9 @@ __device__ void product_one(const FloatParams& p) {
     }
 }
 
-/// Many columns: a block of threads walks `DOWN * ROWS` rows and `ACROSS * COLS` columns together, `ROWS` and `COLS` of them a warp, whose lanes are the
-/// contract's. What it multiplies next is on its way to shared memory meanwhile, in `STAGES` pieces of `DEEP` values of each row and column, which lie
-/// on borders of 16 bytes. Grid: rows, columns.
+/// Many columns: a block of threads walks `DOWN * ROWS` rows and `ACROSS * COLS` columns together, `ROWS` and `COLS` of
+/// them a warp, whose lanes are the contract's. What it multiplies next is on its way to shared memory meanwhile, in
+/// `STAGES` pieces of `DEEP` values of each row and column, which lie on borders of 16 bytes. Grid: rows, columns.
 template <class T, int ROWS, int COLS, int DOWN, int ACROSS, int STAGES>
 struct Many {
     static constexpr int THREADS = DOWN * ACROSS * WARP, DEEP = 2 * WARP;
@@ -153,7 +156,8 @@ struct Many {
 
     static __device__ void product(const FloatParams& p) {
         __shared__ __align__(16) Stage stages[STAGES];
-        const int lane = threadIdx.x % WARP, down = threadIdx.x / WARP % DOWN * ROWS, across = threadIdx.x / WARP / DOWN * COLS;
+        const int lane = threadIdx.x % WARP, down = threadIdx.x / WARP % DOWN * ROWS,
+                  across = threadIdx.x / WARP / DOWN * COLS;
         uint32_t row = blockIdx.x;
         const FloatMatrix& m = p.matrix(row, DOWN * ROWS);
         const uint32_t col = blockIdx.y * ACROSS * COLS;
@@ -161,7 +165,8 @@ struct Many {
         Bring<ACROSS * COLS, float> x(p.x + size_t(col) * p.k, p.cols - col, p.k);
         // Where the next piece goes, and where the next to multiply is.
         const SharedAddress all = shared_at(stages);
-        const uint32_t own_w = (down * DEEP + lane) * sizeof(T), own_x = offsetof(Stage, x) + (across * DEEP + lane) * sizeof(float);
+        const uint32_t own_w = (down * DEEP + lane) * sizeof(T),
+                       own_x = offsetof(Stage, x) + (across * DEEP + lane) * sizeof(float);
         uint32_t next = 0, here = 0;
         int left = p.k;
         auto pass = [](uint32_t& stage) { stage = stage == (STAGES - 1) * sizeof(Stage) ? 0 : stage + sizeof(Stage); };
@@ -264,22 +269,21 @@ __device__ void widen_all(const WidenParams& p) {
     }
 }
 
-#define STRATA_KERNELS(T, NAME)                                                                            \
-    extern "C" __global__ void __launch_bounds__(BRINGERS) strata_floats_one_##NAME(                     \
-        const __grid_constant__ FloatParams p) {                                                          \
-        product_one<T>(p);                                                                              \
-    }                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(Flat<T>::THREADS) strata_floats_flat_##NAME(             \
-        const __grid_constant__ FloatParams p) {                                                          \
-        Flat<T>::product(p);                                                                              \
-    }                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(Tall<T>::THREADS, 1) strata_floats_tall_##NAME(          \
-        const __grid_constant__ FloatParams p) {                                                          \
-        Tall<T>::product(p);                                                                              \
-    }                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256) strata_widen_##NAME(                                \
-        const __grid_constant__ WidenParams p) {                                                          \
-        widen_all<T>(p);                                                                                  \
+#define STRATA_KERNELS(T, NAME)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(BRINGERS)                                                         \
+        strata_floats_each_##NAME(const __grid_constant__ FloatParams p) {                                         \
+        product_each<T>(p);                                                                                        \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(Flat<T>::THREADS)                                                 \
+        strata_floats_flat_##NAME(const __grid_constant__ FloatParams p) {                                         \
+        Flat<T>::product(p);                                                                                       \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(Tall<T>::THREADS, 1)                                              \
+        strata_floats_tall_##NAME(const __grid_constant__ FloatParams p) {                                         \
+        Tall<T>::product(p);                                                                                       \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(256) strata_widen_##NAME(const __grid_constant__ WidenParams p) { \
+        widen_all<T>(p);                                                                                           \
     }
 STRATA_KERNELS(float, f32)
 STRATA_KERNELS(Half, f16)

@@ -17,13 +17,11 @@ struct Bfloat {
 __device__ inline float widen(const Half* w) { return half_to_float(w->bits); }
 __device__ inline float widen(const Bfloat* w) { return from_bits(uint32_t(w->bits) << 16); }
 
-/// Folds several values at once, `N` a power of two up to 32, in the order of `fold`; returns the sum of value `folded<N>(lane)`. Each exchange
-/// halves the values that a lane still has, so that all of them cost little more than one.
+/// Folds several values at once, `N` a power of two from 2 to 32, in the order of `fold`; returns the sum of value
+/// `folded<N>(lane)`. Each exchange halves the values that a lane still has, so that all of them cost little more than
+/// one.
 template <int N>
 __device__ inline float fold_many(float (&values)[N], int lane) {
-    if constexpr (N == 1) {
-        return fold(values[0]);
-    }
     int width = WARP / 2;
 #pragma unroll
     for (int n = N / 2; n > 0; n /= 2, width /= 2) {
@@ -50,8 +48,8 @@ __device__ constexpr int folded(int lane) {
     return lane / (WARP / N);
 }
 
-/// Calls `use(j, x[j])` for a lane's values in order. Several are on their way at once: the chain that the order makes is short, waiting
-/// for memory at each of its links would not be.
+/// Calls `use(j, x[j])` for a lane's values in order. Several are on their way at once: the chain that the order makes
+/// is short, waiting for memory at each of its links would not be.
 template <class Use>
 __device__ inline void each_value(const float* x, int n, int lane, Use use) {
     constexpr int AHEAD = 16;
@@ -84,36 +82,15 @@ __device__ inline float rms_scale(const float* x, int n, float eps, int lane) {
     return rsqrt(__fdiv_rn(fold(lane_squares(x, n, lane)), float(n)) + eps);
 }
 
-/// Products of up to `ROWS` rows and `COLS` columns of `k` values by one warp; lane `r * COLS + c` (mod 32) calls `emit(r, c, sum)`.
-template <int ROWS, int COLS, class T, class Emit>
-__device__ void warp_products(const T* w, const float* x, int rows, int cols, int k, int lane, Emit emit) {
-    float acc[ROWS][COLS] = {};
+/// A row's product with a column of `k` values, by a warp.
+template <class T>
+__device__ float warp_product(const T* w, const float* x, int k, int lane) {
+    float acc = 0.0f;
 #pragma unroll 8
     for (int j = lane; j < k; j += WARP) {
-        float values[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            values[r] = r < rows ? widen(w + size_t(r) * k + j) : 0.0f;
-        }
-#pragma unroll
-        for (int c = 0; c < COLS; c++) {
-            const float value = c < cols ? x[size_t(c) * k + j] : 0.0f;
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-                acc[r][c] = fma(values[r], value, acc[r][c]);
-            }
-        }
+        acc = fma(widen(w + j), x[j], acc);
     }
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-#pragma unroll
-        for (int c = 0; c < COLS; c++) {
-            const float sum = fold(acc[r][c]);
-            if (r < rows && c < cols && lane == (r * COLS + c) % WARP) {
-                emit(r, c, sum);
-            }
-        }
-    }
+    return fold(acc);
 }
 
 }  // namespace strata

@@ -1,5 +1,5 @@
-// The block formats on the device, one description each: how bytes become 32 weights as exact integers with their scales.
-// Layouts: crates/quant/src/formats. Decode and prompt kernels are both made of these.
+// The block formats on the device, one description each: how bytes become 32 weights as exact integers with their
+// scales. Layouts: crates/quant/src/formats. Decode and prompt kernels are both made of these.
 //
 // A format `F` has
 //   LEN, BYTES  values and bytes of a block
@@ -66,7 +66,8 @@ __device__ inline uint32_t even_signs(uint32_t seven) {
     return seven | (__popc(seven) & 1) << 7;
 }
 
-/// Eight nibbles through a table of 16 bytes: `low` gets those of the lower nibbles of the four bytes, `high` the others'.
+/// Eight nibbles through a table of 16 bytes: `low` gets those of the lower nibbles of the four bytes, `high` the
+/// others'.
 __device__ inline void lookup(uint32_t nibbles, const uint32_t (&table)[4], uint32_t& low, uint32_t& high) {
     uint32_t picked[2];
     for (int half = 0; half < 2; half++) {
@@ -495,6 +496,7 @@ __device__ inline void decode(Unit u, float (&out)[32]) {
 
 /// Calls `X(type, name)` for every block format.
 #define STRATA_BLOCK_FORMATS(X)                                                                                    \
-    X(Q8_0, q8_0) X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q2_0, q2_0) X(Q2K, q2_k) X(Q3K, q3_k)  \
-    X(Q4K, q4_k) X(Q5K, q5_k) X(Q6K, q6_k) X(Iq1S, iq1_s) X(Iq1M, iq1_m) X(Iq2Xxs, iq2_xxs) X(Iq2Xs, iq2_xs)       \
-    X(Iq2S, iq2_s) X(Iq3Xxs, iq3_xxs) X(Iq3S, iq3_s) X(Iq4Nl, iq4_nl) X(Iq4Xs, iq4_xs) X(Mxfp4, mxfp4) X(Nvfp4, nvfp4)
+    X(Q8_0, q8_0)                                                                                                  \
+    X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q2_0, q2_0) X(Q2K, q2_k) X(Q3K, q3_k) X(Q4K, q4_k)   \
+        X(Q5K, q5_k) X(Q6K, q6_k) X(Iq1S, iq1_s) X(Iq1M, iq1_m) X(Iq2Xxs, iq2_xxs) X(Iq2Xs, iq2_xs) X(Iq2S, iq2_s) \
+            X(Iq3Xxs, iq3_xxs) X(Iq3S, iq3_s) X(Iq4Nl, iq4_nl) X(Iq4Xs, iq4_xs) X(Mxfp4, mxfp4) X(Nvfp4, nvfp4)

@@ -1,28 +1,10 @@
-// Gated DeltaNet: docs/qwen4exp.md, section 2.2. The delta rule is the sequential f32 update, in prompts too; its parallelism is
-// sequences, heads and state columns.
-#include "copies.cuh"
+// Gated DeltaNet: docs/qwen4exp.md, section 2.2. The delta rule is the sequential f32 update, in prompts too; its
+// parallelism is sequences, heads and state columns. Twins of all parameters: `src/ops/gdn.rs`.
 #include "delta.cuh"
-#include "window.cuh"
+#include "recurrent.cuh"
+#include "shared.cuh"
 
 namespace strata {
-
-/// Where a layer keeps its recurrent state. Twin of all parameters: `src/ops/gdn.rs`.
-struct Recurrent {
-    /// `[sequences][version][floats]`
-    float* data;
-    /// `[sequences]`: the committed versions.
-    const uint32_t* committed;
-    uint64_t floats;
-
-    /// The version that a portion starts from, and the one that it writes.
-    __device__ const float* from(const Portion& portion) const {
-        return version(portion.slot, committed[portion.slot] ^ portion.goes_on);
-    }
-    __device__ float* to(const Portion& portion) const { return version(portion.slot, committed[portion.slot] ^ 1); }
-
-   private:
-    __device__ float* version(uint32_t slot, uint32_t which) const { return data + (uint64_t(slot) * 2 + which) * floats; }
-};
 
 struct GateParams {
     float* alpha;
@@ -47,59 +29,8 @@ extern "C" __global__ void __launch_bounds__(128) strata_gdn_gates(const __grid_
     }
 }
 
-/// The rows that a causal depthwise convolution looks back at.
-struct ConvParams {
-    Recurrent state;
-    const Portion* portions;
-    /// `[rows][channels]`
-    const float* rows;
-    /// `[channels][kernel]`
-    const float* taps;
-    float* out;
-    /// Where the history starts in a version.
-    uint64_t history;
-    uint32_t channels, kernel, dilation;
-};
-
-/// The convolution of one channel and row `t` of a portion: taps by FMA from zero, oldest first.
-__device__ inline float convolve(const ConvParams& p, const Portion& portion, const float* history, uint32_t t, uint32_t channel) {
-    const uint32_t back = (p.kernel - 1) * p.dilation;
-    const float* rows = p.rows + uint64_t(portion.row) * p.channels + channel;
-    float acc = 0.0f;
-    for (uint32_t j = 0; j < p.kernel; j++) {
-        const uint32_t at = t + j * p.dilation;
-        const float x = at < back ? history[uint64_t(at) * p.channels + channel] : rows[uint64_t(at - back) * p.channels];
-        acc = fma(p.taps[uint64_t(channel) * p.kernel + j], x, acc);
-    }
-    return acc;
-}
-
-struct AddConvParams {
-    ConvParams conv;
-    /// `[rows][streams]`
-    const float* gates;
-    /// `[rows][width]`
-    const float* values;
-    /// `[rows][streams][width]`
-    float* x;
-    uint32_t streams, width;
-};
-
-/// `x += gate * value + silu(convolution)`: the n-gram block's. Grid: channels, rows of the longest portion, portions.
-extern "C" __global__ void __launch_bounds__(128) strata_ngram_conv(const __grid_constant__ AddConvParams p) {
-    const Portion portion = p.conv.portions[blockIdx.z];
-    const uint32_t channel = blockIdx.x * blockDim.x + threadIdx.x;
-    const float* history = p.conv.state.from(portion) + p.conv.history;
-    for (uint32_t t = blockIdx.y; t < portion.rows && channel < p.conv.channels; t += gridDim.y) {
-        const uint64_t row = portion.row + t;
-        const float gate = p.gates[row * p.streams + channel / p.width], value = p.values[row * p.width + channel % p.width];
-        const float acc = silu(convolve(p.conv, portion, history, t, channel));
-        float& x = p.x[row * p.conv.channels + channel];
-        x = x + (gate * value + acc);
-    }
-}
-
-/// Makes the pending history of a channel what the convolution's rows leave; ascending, so that it may be the same version.
+/// Makes the pending history of a channel what the convolution's rows leave; ascending, so that it may be the same
+/// version.
 __device__ inline void advance(const ConvParams& p, const Portion& portion, uint32_t channel) {
     const uint32_t back = (p.kernel - 1) * p.dilation;
     const float* from = p.state.from(portion) + p.history + channel;
@@ -146,8 +77,8 @@ constexpr int WALK = 64, RUN = 8;
 /// Channels of a block of threads, at most.
 constexpr int MOST_CHANNELS = 256;
 
-/// The convolution, its SiLU, and the unit norms. A thread has a channel, whose taps and last rows it keeps. Grid: heads of queries and keys, then
-/// groups of values; walks of the longest portion; portions.
+/// The convolution, its SiLU, and the unit norms. A thread has a channel, whose taps and last rows it keeps. Grid:
+/// heads of queries and keys, then groups of values; walks of the longest portion; portions.
 template <int TAPS>
 __device__ void make_qkv(const QkvParams& params) {
     __shared__ float heads[2][RUN][MOST_CHANNELS];
@@ -157,7 +88,8 @@ __device__ void make_qkv(const QkvParams& params) {
     const int first = blockIdx.y * WALK, last = min(first + WALK, int(portion.rows));
     const uint32_t keys = 2 * n.heads * n.dim, group = blockIdx.x;
     const bool is_head = group < 2 * n.heads;
-    const uint32_t channel = is_head ? group * n.dim + threadIdx.x : keys + (group - 2 * n.heads) * blockDim.x + threadIdx.x;
+    const uint32_t channel =
+        is_head ? group * n.dim + threadIdx.x : keys + (group - 2 * n.heads) * blockDim.x + threadIdx.x;
     const bool has = is_head ? threadIdx.x < n.dim : channel < p.channels;
     const int unused = TAPS - int(p.kernel), back = int(p.kernel) - 1;
     const float* history = p.state.from(portion) + p.history + channel;
@@ -200,16 +132,18 @@ __device__ void make_qkv(const QkvParams& params) {
             __syncthreads();
             const bool is_key = group >= n.heads;
             for (int i = threadIdx.x / WARP; i < min(RUN, last - t); i += blockDim.x / WARP) {
-                float* out = n.out + (((uint64_t(portion.row) + t + i) * n.heads + group % n.heads) * 2 + is_key) * n.padded;
+                float* out =
+                    n.out + (((uint64_t(portion.row) + t + i) * n.heads + group % n.heads) * 2 + is_key) * n.padded;
                 unit_norm(n, heads[turn][i], is_key, out, threadIdx.x % WARP);
             }
         }
     }
 }
 
-#define STRATA_QKV(TAPS)                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(MOST_CHANNELS) strata_gdn_qkv_##TAPS(const __grid_constant__ QkvParams p) { \
-        make_qkv<TAPS>(p);                                                                                                  \
+#define STRATA_QKV(TAPS)                                             \
+    extern "C" __global__ void __launch_bounds__(MOST_CHANNELS)      \
+        strata_gdn_qkv_##TAPS(const __grid_constant__ QkvParams p) { \
+        make_qkv<TAPS>(p);                                           \
     }
 STRATA_QKV(4)
 STRATA_QKV(8)
@@ -238,7 +172,8 @@ struct Four {
     float2 gates[4];
 };
 
-/// The delta rule of a portion for `OWN * COLUMNS` columns of one head, by a warp alone. Grid: warps' columns, value heads, portions.
+/// The delta rule of a portion for `OWN * COLUMNS` columns of one head, by a warp alone. Grid: warps' columns, value
+/// heads, portions.
 template <int PARTS, int COLUMNS>
 __device__ void delta(const DeltaParams& p) {
     constexpr int HERE = OWN * COLUMNS, VALUES = (4 * HERE + WARP - 1) / WARP;
@@ -249,7 +184,7 @@ __device__ void delta(const DeltaParams& p) {
     const int lane = threadIdx.x, r = sharer(lane), g = group(lane);
     const uint32_t own = first + g * COLUMNS;
     const uint64_t at = uint64_t(head) * p.value_dim * p.key_dim, row = portion.row;
-    Columns<PARTS, COLUMNS> columns;
+    StateColumns<PARTS, COLUMNS> columns;
     const float* before = p.state.from(portion) + at;
     columns.each(r, [&](float& value, uint32_t c, uint32_t j) {
         value = own + c < p.value_dim && j < p.key_dim ? before[(own + c) * p.key_dim + j] : 0.0f;
@@ -307,9 +242,11 @@ __device__ void delta(const DeltaParams& p) {
         const float2 gate = from.gates[i];
         columns.step(key, value, gate.x, gate.y, meanwhile);
     };
-    // Without a part of a sum in the address of the query, that is loaded and multiplied before the sum's exchange, and the chain waits for both.
+    // Without a part of a sum in the address of the query, that is loaded and multiplied before the sum's exchange, and
+    // the chain waits for both.
     const uint32_t nothing = portion.rows >> 31;
-    auto output = [&](const Columns<PARTS, COLUMNS>& state, const float* query, float started, float (&sums)[COLUMNS]) {
+    auto output = [&](const StateColumns<PARTS, COLUMNS>& state, const float* query, float started,
+                      float(&sums)[COLUMNS]) {
         float x[PARTS][OWN];
         own_values<PARTS>(query + (to_bits(started) & nothing), r, x);
         state.own_dots(x, sums);
@@ -338,7 +275,7 @@ __device__ void delta(const DeltaParams& p) {
         bring();
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            take(here, i, [&](const Columns<PARTS, COLUMNS>& before, float started) {
+            take(here, i, [&](const StateColumns<PARTS, COLUMNS>& before, float started) {
                 output(before, query, started, outputs[(i + 3) % 4]);
                 if (i == 0) {
                     put_four(t);
@@ -353,7 +290,7 @@ __device__ void delta(const DeltaParams& p) {
     __syncwarp();
     for (uint32_t i = 0; t + i < portion.rows; i++) {
         const Four<PARTS, COLUMNS>& here = fours[t / 4 % 4];
-        take(here, i, [](const Columns<PARTS, COLUMNS>&, float) {});
+        take(here, i, [](const StateColumns<PARTS, COLUMNS>&, float) {});
         float sums[COLUMNS];
         output(columns, here.keys[i].q, 0.0f, sums);
         columns.exchange(sums);
@@ -372,9 +309,9 @@ __device__ void delta(const DeltaParams& p) {
     });
 }
 
-#define STRATA_DELTA(PARTS, COLUMNS)                                                                             \
+#define STRATA_DELTA(PARTS, COLUMNS)                                                                                 \
     extern "C" __global__ void __launch_bounds__(WARP) strata_delta_##PARTS(const __grid_constant__ DeltaParams p) { \
-        delta<PARTS, COLUMNS>(p);                                                                                \
+        delta<PARTS, COLUMNS>(p);                                                                                    \
     }
 // Three columns a thread: 48 heads of 128 columns are 528 warps, one for each scheduler of 132 multiprocessors.
 STRATA_DELTA(1, 3)
@@ -391,10 +328,10 @@ struct GatedNormParams {
     float eps;
 };
 
-/// `rms(o) * gamma * sigmoid(z)` of a row's head, whose first value is the `at`-th, from its unit of 32 `first` on, every `step`-th, by a warp. Quantised
-/// values are not left as they are too.
-__device__ inline void gated_norm(const GatedNormParams& p, const float* o, const float* gamma, const float* z, uint64_t at, int lane,
-                                  uint32_t first, uint32_t step) {
+/// `rms(o) * gamma * sigmoid(z)` of a row's head, whose first value is the `at`-th, from its unit of 32 `first` on,
+/// every `step`-th, by a warp. Quantised values are not left as they are too.
+__device__ inline void gated_norm(const GatedNormParams& p, const float* o, const float* gamma, const float* z,
+                                  uint64_t at, int lane, uint32_t first, uint32_t step) {
     const float scale = rms_scale(o, p.dim, p.eps, lane);
     for (uint32_t j = first * WARP + lane; j < p.dim; j += step * WARP) {
         const float value = o[j] * scale * gamma[j] * sigmoid(z[j]);
@@ -426,14 +363,15 @@ struct FewParams {
 constexpr int FEW_ROWS = 8, FEW_TAPS = 4, FEW_VALUES = 128;
 constexpr int FEW_THREADS = 512;
 
-/// What a block of threads has of a head. Everything comes here first, at once: to fetch it where it is used would take several times as long.
+/// What a block of threads has of a head. Everything comes here first, at once: to fetch it where it is used would take
+/// several times as long.
 template <int PARTS>
 struct FewShared {
     static constexpr int KEY = PARTS * WARP, CHANNELS = 2 * KEY + FEW_VALUES;
-    /// Columns, so far apart that those of a warp's groups lie in different banks.
+    /// StateColumns, so far apart that those of a warp's groups lie in different banks.
     float state[FEW_VALUES][KEY + 4];
-    /// The history and the rows of the query's, the key's and the value's channels; the convolution's results take their places, and the outputs
-    /// those of the values.
+    /// The history and the rows of the query's, the key's and the value's channels; the convolution's results take
+    /// their places, and the outputs those of the values.
     float rows[FEW_TAPS - 1 + FEW_ROWS][CHANNELS];
     union {
         float taps[CHANNELS * FEW_TAPS];
@@ -451,7 +389,8 @@ __device__ inline void bring(float* to, const float* from, uint32_t count, int l
     }
 }
 
-/// A block of threads has a value head; what its key head brings is computed by all its value heads. Grid: value heads, portions.
+/// A block of threads has a value head; what its key head brings is computed by all its value heads. Grid: value heads,
+/// portions.
 template <int PARTS>
 __device__ void few(const FewParams& p) {
     using Shared = FewShared<PARTS>;
@@ -466,19 +405,24 @@ __device__ void few(const FewParams& p) {
     const int rows = portion.rows, back = conv.kernel - 1;
     auto place = [&](uint32_t row) { return ((uint64_t(portion.row) + row) * d.value_heads + head) * d.value_dim; };
 
-    // The channels of the query, the key and the value: the first of each, how many, and where they are among those here.
-    auto channel = [&](uint32_t part) { return part < 2 ? (part * d.key_heads + key_head) * dim : 2 * d.key_heads * dim + head * d.value_dim; };
+    // The channels of the query, the key and the value: the first of each, how many, and where they are among those
+    // here.
+    auto channel = [&](uint32_t part) {
+        return part < 2 ? (part * d.key_heads + key_head) * dim : 2 * d.key_heads * dim + head * d.value_dim;
+    };
     auto count = [&](uint32_t part) { return part < 2 ? dim : d.value_dim; };
     const float* history = conv.state.from(portion) + conv.history;
     const float* inputs = conv.rows + uint64_t(portion.row) * conv.channels;
 #pragma unroll 1
     for (int i = warp; i < 3 * (back + rows); i += WARPS) {
         const int part = i % 3, row = i / 3;
-        const float* from = row < back ? history + uint64_t(row) * conv.channels : inputs + uint64_t(row - back) * conv.channels;
+        const float* from =
+            row < back ? history + uint64_t(row) * conv.channels : inputs + uint64_t(row - back) * conv.channels;
         bring(s.rows[row] + part * dim, from + channel(part), count(part), lane);
     }
     if (warp < 3) {
-        bring(s.taps + warp * dim * conv.kernel, conv.taps + uint64_t(channel(warp)) * conv.kernel, count(warp) * conv.kernel, lane);
+        bring(s.taps + warp * dim * conv.kernel, conv.taps + uint64_t(channel(warp)) * conv.kernel,
+              count(warp) * conv.kernel, lane);
     }
     end_copies();
     const uint64_t at = uint64_t(head) * d.value_dim * dim;
@@ -534,9 +478,9 @@ __device__ void few(const FewParams& p) {
     __syncthreads();
 
     const uint32_t own = (warp * OWN + group(lane)) * COLUMNS;
-    Columns<PARTS, COLUMNS> columns;
+    StateColumns<PARTS, COLUMNS> columns;
     columns.each(r, [&](float& value, uint32_t c, uint32_t j) { value = s.state[own + c][j]; });
-    auto put = [&](const Columns<PARTS, COLUMNS>& state, int t) {
+    auto put = [&](const StateColumns<PARTS, COLUMNS>& state, int t) {
         float query[PARTS][OWN], sums[COLUMNS];
         own_values<PARTS>(s.keys[t][0], r, query);
         state.own_dots(query, sums);
@@ -556,7 +500,7 @@ __device__ void few(const FewParams& p) {
         for (int c = 0; c < COLUMNS; c++) {
             value[c] = s.rows[t][2 * dim + own + c];
         }
-        columns.step(key, value, s.gates[t].x, s.gates[t].y, [](const Columns<PARTS, COLUMNS>&, float) {});
+        columns.step(key, value, s.gates[t].x, s.gates[t].y, [](const StateColumns<PARTS, COLUMNS>&, float) {});
         put(columns, t);
     }
     columns.each(r, [&](float value, uint32_t c, uint32_t j) { s.state[own + c][j] = value; });
@@ -564,7 +508,8 @@ __device__ void few(const FewParams& p) {
     float* behind = d.state.to(portion) + at;
     for (uint32_t c = warp; c < d.value_dim; c += WARPS) {
         if (4 * lane < dim) {
-            *reinterpret_cast<float4*>(behind + uint64_t(c) * dim + 4 * lane) = *reinterpret_cast<const float4*>(&s.state[c][4 * lane]);
+            *reinterpret_cast<float4*>(behind + uint64_t(c) * dim + 4 * lane) =
+                *reinterpret_cast<const float4*>(&s.state[c][4 * lane]);
         }
     }
     // A warp a unit: quantising one after the other is a long chain.
@@ -576,60 +521,14 @@ __device__ void few(const FewParams& p) {
     }
 }
 
-#define STRATA_FEW(PARTS)                                                                                              \
-    extern "C" __device__ uint32_t strata_gdn_few_##PARTS##_shared = sizeof(FewShared<PARTS>);                         \
-    extern "C" __global__ void __launch_bounds__(FEW_THREADS, 2) strata_gdn_few_##PARTS(const __grid_constant__ FewParams p) { \
-        few<PARTS>(p);                                                                                                 \
+#define STRATA_FEW(PARTS)                                                                      \
+    extern "C" __device__ uint32_t strata_gdn_few_##PARTS##_shared = sizeof(FewShared<PARTS>); \
+    extern "C" __global__ void __launch_bounds__(FEW_THREADS, 2)                               \
+        strata_gdn_few_##PARTS(const __grid_constant__ FewParams p) {                          \
+        few<PARTS>(p);                                                                         \
     }
 STRATA_FEW(1)
 STRATA_FEW(2)
 STRATA_FEW(4)
-
-struct GatedValueParams {
-    const float* keys;
-    const float* x;
-    const float* values;
-    /// Gammas `[streams * width]` of keys, queries and gated values.
-    const float* norm_key;
-    const float* norm_query;
-    const float* norm_conv;
-    float* gates;
-    float* normed;
-    uint32_t count, streams, width;
-    float eps;
-};
-
-/// The n-gram block's gate of one row and stream, and the norm of the gated value: docs/qwen4exp.md, section 2.5. A warp each.
-extern "C" __global__ void __launch_bounds__(128) strata_gated_value(const __grid_constant__ GatedValueParams p) {
-    const uint32_t at = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-    const int lane = threadIdx.x % WARP;
-    if (at >= p.count) {
-        return;
-    }
-    const uint32_t row = at / p.streams, stream = at % p.streams;
-    const float *key = p.keys + uint64_t(at) * p.width, *query = p.x + uint64_t(at) * p.width;
-    const float* value = p.values + uint64_t(row) * p.width;
-    const float *gamma_k = p.norm_key + uint64_t(stream) * p.width, *gamma_q = p.norm_query + uint64_t(stream) * p.width;
-    const float k_scale = rms_scale(key, p.width, p.eps, lane), q_scale = rms_scale(query, p.width, p.eps, lane);
-    float dot = 0.0f;
-    for (uint32_t j = lane; j < p.width; j += WARP) {
-        dot = fma(key[j] * k_scale * gamma_k[j], query[j] * q_scale * gamma_q[j], dot);
-    }
-    const float score = __fdiv_rn(fold(dot), __fsqrt_rn(float(p.width)));
-    const float root = __fsqrt_rn(fmaxf(fabsf(score), 1e-6f));
-    const float gate = sigmoid(score == 0.0f ? 0.0f : copysignf(root, score));
-    float squares = 0.0f;
-    for (uint32_t j = lane; j < p.width; j += WARP) {
-        const float gated = gate * value[j];
-        squares = fma(gated, gated, squares);
-    }
-    const float scale = rsqrt(__fdiv_rn(fold(squares), float(p.width)) + p.eps);
-    for (uint32_t j = lane; j < p.width; j += WARP) {
-        p.normed[uint64_t(at) * p.width + j] = gate * value[j] * scale * p.norm_conv[uint64_t(stream) * p.width + j];
-    }
-    if (lane == 0) {
-        p.gates[at] = gate;
-    }
-}
 
 }  // namespace strata

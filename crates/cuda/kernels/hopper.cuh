@@ -1,21 +1,22 @@
 // Products of block-format rows with many quantised columns on Hopper: weights and activations as f16 integers.
 //
-// f16 holds a weight times its sub-scale exactly (where it doesn't, two of them do), and the tensor cores' f32 sums of such products stay
-// below 2^24, so that they are the contract's integers, already as floats: two f32 operations to a value and unit are left, the scales'
-// product and the FMA. Minimums are a second product, with the minimum in place of the weights.
+// f16 holds a weight times its sub-scale exactly (where it doesn't, two of them do), and the tensor cores' f32 sums of
+// such products stay below 2^24, so that they are the contract's integers, already as floats: two f32 operations to a
+// value and unit are left, the scales' product and the FMA. Minimums are a second product, with the minimum in place of
+// the weights.
 //
-// Blocks of threads stay and take tiles of `ROWS` rows and up to `COLS` columns one after the other. Half of the warps bring blocks as they
-// are, a few at a time, decode them into a ring of chunks and start the copies of the columns, without regard to where a tile ends; the others
-// multiply. Shared memory has the weights as bytes; they become f16 in the registers that the matrix instruction reads them from.
+// Blocks of threads stay and take tiles of `ROWS` rows and up to `COLS` columns one after the other. Half of the warps
+// bring blocks as they are, a few at a time, decode them into a ring of chunks and start the copies of the columns,
+// without regard to where a tile ends; the others multiply. Shared memory has the weights as bytes; they become f16 in
+// the registers that the matrix instruction reads them from.
 #pragma once
 
 #include <type_traits>
 
-#include "few.cuh"
+#include "shared.cuh"
+#include "terms.cuh"
 
 namespace strata {
-
-__device__ inline uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
 /// A counter that threads tell and wait on.
 struct Barrier {
@@ -23,39 +24,27 @@ struct Barrier {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     __device__ void init(int times) {
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&state)), "r"(times) : "memory");
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_at(&state)), "r"(times) : "memory");
     }
     /// What the warp did before is done.
     __device__ void tell(int lane) {
         __syncwarp();
         if (lane == 0) {
-            asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&state)) : "memory");
+            asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_at(&state)) : "memory");
         }
     }
     /// This thread's copies until here are done, once they are.
     __device__ void tell_copied() {
-        asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&state)) : "memory");
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_at(&state)) : "memory");
     }
     __device__ void wait(uint32_t phase) {
         asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again;}" ::"r"(
-                         shared_address(&state)),
+                         shared_at(&state)),
                      "r"(phase)
                      : "memory");
     }
 #endif
 };
-
-/// Starts a copy of `SIZE` bytes to shared memory, of which only `there` are read; the others become zeros.
-template <int SIZE>
-__device__ inline void copy(void* to, const void* from, int there) {
-#if __CUDA_ARCH__ >= 800
-    if constexpr (SIZE == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there) : "memory");
-    } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(SIZE), "r"(there) : "memory");
-    }
-#endif
-}
 
 /// Pairs of f16.
 __device__ inline uint32_t add_pair(uint32_t a, uint32_t b) {
@@ -83,8 +72,8 @@ __device__ inline uint32_t high_pair(uint32_t bytes) { return __byte_perm(bytes,
 /// -1024 and -1152, in pairs.
 constexpr uint32_t LESS_1024 = 0xe400e400u, LESS_1152 = 0xe480e480u;
 
-/// 16 values of a column as f16, in the order that the matrix instruction meets them: a lane has four consecutive weights, and takes the first
-/// two for its values 2 l, 2 l + 1, and the others for 2 l + 8, 2 l + 9 of 16.
+/// 16 values of a column as f16, in the order that the matrix instruction meets them: a lane has four consecutive
+/// weights, and takes the first two for its values 2 l, 2 l + 1, and the others for 2 l + 8, 2 l + 9 of 16.
 __device__ inline void widen(const uint4& q, uint4 (&halves)[2]) {
     const uint32_t words[4] = {q.x ^ 0x80808080u, q.y ^ 0x80808080u, q.z ^ 0x80808080u, q.w ^ 0x80808080u};
     uint32_t out[8];
@@ -99,55 +88,59 @@ __device__ inline void widen(const uint4& q, uint4 (&halves)[2]) {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// `c = a * b`, or `c += a * b`, by four warps: `a` 64 rows of 16 values in registers, `b` columns of 16 values in shared memory. Not done
-// before `multiplied`.
+// `c = a * b`, or `c += a * b`, by four warps: `a` 64 rows of 16 values in registers, `b` columns of 16 values in
+// shared memory. Not done before `multiplied`.
 
 /// 16 columns.
 __device__ inline void multiply(float (&c)[8], const uint32_t (&a)[4], uint64_t b, int add) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %13, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7}, "
-                 "{%8, %9, %10, %11}, %12, p, 1, 1, 0;}"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %13, 0; "
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "{%8, %9, %10, %11}, %12, p, 1, 1, 0;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 /// 32 columns.
 __device__ inline void multiply(float (&c)[16], const uint32_t (&a)[4], uint64_t b, int add) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "{%16, %17, %18, %19}, %20, p, 1, 1, 0;}"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-                   "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %21, 0; "
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "{%16, %17, %18, %19}, %20, p, 1, 1, 0;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
+          "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 /// 48 columns.
 __device__ inline void multiply(float (&c)[24], const uint32_t (&a)[4], uint64_t b, int add) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %29, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23}, "
-                 "{%24, %25, %26, %27}, %28, p, 1, 1, 0;}"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-                   "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-                   "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %29, 0; "
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23}, "
+        "{%24, %25, %26, %27}, %28, p, 1, 1, 0;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
+          "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]),
+          "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 /// 64 columns.
 __device__ inline void multiply(float (&c)[32], const uint32_t (&a)[4], uint64_t b, int add) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "{%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-                   "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-                   "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-                   "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %37, 0; "
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
+          "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]),
+          "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]),
+          "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 __device__ inline void before_multiply() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -201,11 +194,8 @@ struct Hopper {
     static constexpr int WARPS = THREADS / WARP / 2;
     /// 16-byte pieces of a row as it is brought, whole ones; odd, against bank conflicts.
     static constexpr int RAW = (BROUGHT / PER_BLOCK * F::BYTES + 30) / 16 | 1;
-    static constexpr bool SCALED = F::HALVES || F::GRID > 0 || F::LEN == 256;
-    /// Whether a unit has two terms.
-    static constexpr bool TWO = F::MINIMUM != 0 || F::SPLIT;
 
-    using Scales = std::conditional_t<TWO, ScalesTwo, ScalesOne>;
+    using Scales = std::conditional_t<SECOND<F>, ScalesTwo, ScalesOne>;
 
     struct alignas(1024) Chunk {
         /// Per column 128 bytes: 64 values of f16, the 16-byte pieces swizzled as the matrix instruction wants them.
@@ -228,9 +218,11 @@ struct Hopper {
     };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    /// Multiplies the tiles `tiles(i)`, `i` from the block's number on in steps of the grid, up to the first without rows.
+    /// Multiplies the tiles `tiles(i)`, `i` from the block's number on in steps of the grid, up to the first without
+    /// rows.
     template <class Tiles>
-    __device__ static void run(Shared& shared, const Columns& x, const uint16_t* halves, int units, size_t stride, Tiles tiles) {
+    __device__ static void run(Shared& shared, const Columns& x, const uint16_t* halves, int units, size_t stride,
+                               Tiles tiles) {
         const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
         if (threadIdx.x == 0) {
             for (int i = 0; i < CHUNKS; i++) {
@@ -265,8 +257,10 @@ struct Hopper {
         }
     };
 
-    /// Starts to bring a warp's rows, units from `from` on. Pieces of 16 bytes that have a byte of them are wholly in the same allocation.
-    __device__ static void bring(Shared& shared, int slot, const Tile& tile, uint32_t row_bytes, int units, int from, int warp, int lane) {
+    /// Starts to bring a warp's rows, units from `from` on. Pieces of 16 bytes that have a byte of them are wholly in
+    /// the same allocation.
+    __device__ static void bring(Shared& shared, int slot, const Tile& tile, uint32_t row_bytes, int units, int from,
+                                 int warp, int lane) {
         const int bytes = min(BROUGHT, units - from) / PER_BLOCK * F::BYTES;
         const uint8_t* at = tile.weights + size_t(from / PER_BLOCK) * F::BYTES;
 #pragma unroll 1
@@ -275,7 +269,7 @@ struct Hopper {
             const uint8_t* block = at + size_t(min(row, tile.rows - 1)) * row_bytes;
             const int past = reinterpret_cast<uintptr_t>(block) & 15;
             if (r < ROWS / WARPS && piece * 16 < past + bytes) {
-                copy<16>(&shared.raw[slot][row][piece], block - past + piece * 16, 16);
+                start_copy<16>(&shared.raw[slot][row][piece], block - past + piece * 16, 16);
             }
         }
     }
@@ -305,10 +299,11 @@ struct Hopper {
 #pragma unroll
             for (int i = 0; i < COLS / 32; i++) {
                 const int col = thread / 8 + i * 32;
-                copy<16>(&chunk.q[col][thread % 8 ^ col % 8], halves + own[i], thread % 8 / 4 < left ? 16 : 0);
+                start_copy<16>(&chunk.q[col][thread % 8 ^ col % 8], halves + own[i], thread % 8 / 4 < left ? 16 : 0);
             }
             const int c = thread % COLS;
-            copy<4>(&chunk.d_a[thread / COLS][c / 16 * 16 + c % 8 / 2 * 4 + c % 16 / 8 * 2 + c % 2], d, thread / COLS < left ? 4 : 0);
+            start_copy<4>(&chunk.d_a[thread / COLS][c / 16 * 16 + c % 8 / 2 * 4 + c % 16 / 8 * 2 + c % 2], d,
+                          thread / COLS < left ? 4 : 0);
             halves += CHUNK * 32, d += CHUNK;
         }
     };
@@ -317,13 +312,14 @@ struct Hopper {
     __device__ static void decode(Chunk& chunk, const Unit& u, int row, int part, bool there) {
         uint4* to = reinterpret_cast<uint4*>(chunk.w[row] + part * 32);
         // Signed weights as 128 more.
-        constexpr uint32_t flip = F::MINIMUM != 0 || F::ZERO > 0 ? 0 : 0x80808080u, more = F::ZERO > 0 ? (128 - F::ZERO) * 0x01010101u : 0;
+        constexpr uint32_t flip = F::MINIMUM != 0 || F::ZERO > 0 ? 0 : 0x80808080u,
+                           more = F::ZERO > 0 ? (128 - F::ZERO) * 0x01010101u : 0;
         to[0] = uint4{(u.w[0] ^ flip) + more, (u.w[1] ^ flip) + more, (u.w[2] ^ flip) + more, (u.w[3] ^ flip) + more};
         to[1] = uint4{(u.w[4] ^ flip) + more, (u.w[5] ^ flip) + more, (u.w[6] ^ flip) + more, (u.w[7] ^ flip) + more};
         Scales scales;
         scales.d = there ? u.d[0] : 0.0f;
-        scales.s = SCALED ? integer_pair(u.s[0], u.s[1]) : 0;
-        if constexpr (TWO) {
+        scales.s = SCALED<F> ? integer_pair(u.s[0], u.s[1]) : 0;
+        if constexpr (SECOND<F>) {
             const float second = F::SPLIT ? u.d[1] : F::MINIMUM > 0 ? u.d_min : -u.d_min;
             scales.second = there ? second : 0.0f;
             scales.m = F::SPLIT ? 0 : integer_pair(u.m[0], u.m[1]);
@@ -333,7 +329,8 @@ struct Hopper {
 
     /// The warps that fill chunks. Each brings and decodes its own rows.
     template <class Tiles>
-    __device__ static void fill(Shared& shared, const float* d, const uint16_t* halves, int units, Tiles tiles, int warp, int lane) {
+    __device__ static void fill(Shared& shared, const float* d, const uint16_t* halves, int units, Tiles tiles,
+                                int warp, int lane) {
         const int thread = warp * WARP + lane, row = warp * (ROWS / WARPS) + lane % 16, part = lane / 16;
         const uint32_t row_bytes = uint32_t(units / PER_BLOCK) * F::BYTES;
         // Not in registers: it is needed once.
@@ -354,19 +351,21 @@ struct Hopper {
                 next = tiles(number);
             }
             __syncwarp();
-            const uint32_t own = uint32_t(reinterpret_cast<uintptr_t>(tile.weights)) + min(row, tile.rows - 1) * row_bytes;
+            const uint32_t own =
+                uint32_t(reinterpret_cast<uintptr_t>(tile.weights)) + min(row, tile.rows - 1) * row_bytes;
             const uint8_t* block = nullptr;
             for (int from = 0; from < units; from += CHUNK) {
                 const int at = from % BROUGHT;
                 if (at == 0) {
-                    asm volatile("cp.async.wait_all;" ::: "memory");
+                    await_all_copies();
                     __syncwarp();
                     if (from + BROUGHT < units) {
                         bring(shared, slot ^ 1, tile, row_bytes, units, from + BROUGHT, warp, lane);
                     } else if (next.rows > 0) {
                         bring(shared, slot ^ 1, next, row_bytes, units, 0, warp, lane);
                     }
-                    block = reinterpret_cast<const uint8_t*>(shared.raw[slot][row]) + ((own + from / PER_BLOCK * F::BYTES) & 15);
+                    block = reinterpret_cast<const uint8_t*>(shared.raw[slot][row]) +
+                            ((own + from / PER_BLOCK * F::BYTES) & 15);
                     slot ^= 1;
                 }
                 shared.emptied[turn.chunk].wait(turn.phase ^ 1);
@@ -408,25 +407,24 @@ struct Hopper {
         }
     }
 
-    /// A unit's weights of 16 rows, times their sub-scales, as the matrix instruction wants them: the unit's halves. What f16 can't hold of the
-    /// products is in `rest`. A lane has rows `lane / 4` and 8 more.
+    /// A unit's weights of 16 rows, times their sub-scales, as the matrix instruction wants them: the unit's halves.
+    /// What f16 can't hold of the products is in `rest`. A lane has rows `lane / 4` and 8 more.
     struct Weights {
         uint32_t a[2][4];
         uint32_t rest[F::LARGE ? 2 : 1][4];
-        uint32_t m[TWO ? 2 : 1];
-        float d[2], second[TWO ? 2 : 1];
+        uint32_t m[SECOND<F> ? 2 : 1];
+        float d[2], second[SECOND<F> ? 2 : 1];
 
         __device__ void load(const Chunk& chunk, int part, int row, int lane) {
-            // Rows 0..8 and 8..16 of the first 16 bytes, then of the others: a lane has four consecutive ones each time.
+            // Rows 0..8 and 8..16 of the first 16 bytes, then of the others: a lane has four consecutive ones each
+            // time.
             uint32_t w[4];
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                         : "r"(shared_address(chunk.w[row + lane % 16] + part * 32 + lane / 16 * 16)));
+            load_matrices(w, chunk.w[row + lane % 16] + part * 32 + lane / 16 * 16);
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const Scales scales = chunk.scales[part][row + lane / 4 + 8 * r];
                 d[r] = scales.d;
-                if constexpr (TWO) {
+                if constexpr (SECOND<F>) {
                     second[r] = scales.second, m[r] = scales.m;
                 }
 #pragma unroll
@@ -441,7 +439,7 @@ struct Hopper {
                             const uint32_t near = multiply_pair(value, s);
                             a[h][r + 2 * k] = near;
                             rest[h][r + 2 * k] = fma_pair(value, s, near ^ 0x80008000u);
-                        } else if constexpr (SCALED) {
+                        } else if constexpr (SCALED<F>) {
                             a[h][r + 2 * k] = fma_pair(pairs[k], s, multiply_pair(s, less));
                         } else {
                             a[h][r + 2 * k] = add_pair(pairs[k], less);
@@ -466,7 +464,7 @@ struct Hopper {
                 }
             } else if constexpr (F::SPLIT) {
                 multiply(c, a[1], b + 2, 0);
-            } else if constexpr (TWO) {
+            } else if constexpr (SECOND<F>) {
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const uint32_t upper = __byte_perm(m[0], 0, h == 0 ? 0x1010 : 0x3232);
@@ -481,8 +479,9 @@ struct Hopper {
 
     /// Twice `N` columns. While four warps' instructions are on one half, the warps scale and add the other.
     template <int N>
-    __device__ static void multiply_tile(Shared& shared, int units, size_t stride, const Tile& tile, Turn& turn, int warp, int lane) {
-        constexpr int TERMS = TWO ? 2 : 1;
+    __device__ static void multiply_tile(Shared& shared, int units, size_t stride, const Tile& tile, Turn& turn,
+                                         int warp, int lane) {
+        constexpr int TERMS = SECOND<F> ? 2 : 1;
         float sum[2][N / 2] = {};
         const int row = warp * 16;
         for (int from = 0; from < units; from += CHUNK) {
@@ -490,8 +489,9 @@ struct Hopper {
             // The matrix instruction sees what was copied.
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             const Chunk& chunk = shared.chunks[turn.chunk];
-            // Shared memory's address in 16 bytes; 1,024 bytes from one group of 8 columns to the next; pieces swizzled over 128 bytes.
-            const uint64_t columns = uint64_t(shared_address(chunk.q) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+            // Shared memory's address in 16 bytes; 1,024 bytes from one group of 8 columns to the next; pieces swizzled
+            // over 128 bytes.
+            const uint64_t columns = uint64_t(shared_at(chunk.q) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
             float c[2][N / 2];
             Weights weights[CHUNK];
             weights[0].load(chunk, 0, row, lane);
@@ -505,7 +505,7 @@ struct Hopper {
                 const int part = step / TERMS, term = step % TERMS, next = (step + 1) / TERMS;
                 const Weights& w = weights[part];
                 const float* d_a = chunk.d_a[part] + lane % 4 * 4;
-                const float d[2] = {term == 0 ? w.d[0] : w.second[0], term == 0 ? w.d[1] : w.second[TWO]};
+                const float d[2] = {term == 0 ? w.d[0] : w.second[0], term == 0 ? w.d[1] : w.second[SECOND<F>]};
                 const bool more = step + 1 < CHUNK * TERMS;
 #pragma unroll
                 for (int n = 0; n < 2; n++) {
@@ -537,7 +537,8 @@ struct Hopper {
 
     /// Integers times scales, of the columns that are there.
     template <int N>
-    __device__ static void add(const float (&c)[N / 2], const float (&d)[2], float4 (&by)[2], const float* d_a, int cols, float (&sum)[N / 2]) {
+    __device__ static void add(const float (&c)[N / 2], const float (&d)[2], float4 (&by)[2], const float* d_a,
+                               int cols, float (&sum)[N / 2]) {
 #pragma unroll
         for (int i = 0; i < N / 16; i++) {
             const float4 now = by[i % 2];
@@ -557,7 +558,8 @@ struct Hopper {
 
     /// Adds a segment's sums to what is there, and starts the next.
     template <int N>
-    __device__ static void put(const Tile& tile, size_t stride, bool first, bool last, int row, int col, float (&sum)[2][N / 2]) {
+    __device__ static void put(const Tile& tile, size_t stride, bool first, bool last, int row, int col,
+                               float (&sum)[2][N / 2]) {
         float* at = tile.out + col * stride + row;
         // Addresses are not to be computed before the sums are, when there are no registers for them.
         asm volatile("" : "+l"(at));

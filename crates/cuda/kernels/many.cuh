@@ -1,26 +1,16 @@
-// Products of block-format rows with many quantised columns: what prompts are made of. Hopper has its own (`hopper.cuh`); here the integer
-// tensor cores of other GPUs multiply, and the contract's scales and order are kept between them.
+// Products of block-format rows with many quantised columns: what prompts are made of. Hopper has its own
+// (`hopper.cuh`); here the integer tensor cores of other GPUs multiply, and the contract's scales and order are kept
+// between them.
 //
-// A block of threads takes `ROWS` rows and `COLS` columns at a time and walks the row in chunks of units, decoded once into shared memory: the
-// next chunk while the warps that are done with theirs multiply. Per unit of 32 weights a matrix instruction gives exact integers; sub-scales,
-// scales and the running sum are then f32 operations on each of them, three or five to a value: these, not the matrix instructions, are what
-// the time goes to.
+// A block of threads takes `ROWS` rows and `COLS` columns at a time and walks the row in chunks of units, decoded once
+// into shared memory: the next chunk while the warps that are done with theirs multiply. Per unit of 32 weights a
+// matrix instruction gives exact integers; sub-scales, scales and the running sum are then f32 operations on each of
+// them, three or five to a value: these, not the matrix instructions, are what the time goes to.
 #pragma once
 
-#include "copies.cuh"
 #include "hopper.cuh"
 
 namespace strata {
-
-/// An accumulator of integers that starts at it holds, read as a float, 1.5 * 2^23 plus the integer: no conversion is needed.
-constexpr float MAGIC = 12582912.0f;
-
-/// Four matrices of eight rows of 16 bytes; lane `i` says where row `i % 8` of matrix `i / 8` is.
-__device__ inline void load_matrices(uint32_t (&out)[4], const void* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                 : "r"(uint32_t(__cvta_generic_to_shared(row))));
-}
 
 /// `c += a * b` over 16 values: `a` 16 rows, `b` 8 columns.
 __device__ inline void multiply16(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
@@ -41,7 +31,8 @@ __device__ inline void multiply16(int (&c)[4], uint32_t a0, uint32_t a1, uint32_
 /// `c += a * b` over 32 values.
 __device__ inline void multiply32(int (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
@@ -62,7 +53,6 @@ struct Many {
 #endif
     /// Bytes of a row or column in shared memory: eight of them start in different banks.
     static constexpr int STRIDE = CHUNK * 32 + 16;
-    static constexpr bool SCALED = F::HALVES || F::GRID > 0 || F::LEN == 256;
     static_assert(SEGMENT % CHUNK == 0);
 
     struct alignas(16) Stage {
@@ -71,9 +61,9 @@ struct Many {
         float d[CHUNK][ROWS];
         float d_a[CHUNK][COLS];
         /// The second scale of NVFP4, or the minimum's.
-        float second[F::SPLIT || F::MINIMUM != 0 ? CHUNK : 1][F::SPLIT || F::MINIMUM != 0 ? ROWS : 1];
+        float second[SECOND<F> ? CHUNK : 1][SECOND<F> ? ROWS : 1];
         /// Sub-scales, of halves where there are two.
-        float s[F::HALVES ? 2 : 1][SCALED ? CHUNK : 1][SCALED ? ROWS : 1];
+        float s[F::HALVES ? 2 : 1][SCALED<F> ? CHUNK : 1][SCALED<F> ? ROWS : 1];
         float m[F::HALVES ? 2 : 1][F::MINIMUM != 0 ? CHUNK : 1][F::MINIMUM != 0 ? ROWS : 1];
         uint32_t sums[F::MINIMUM != 0 ? CHUNK : 1][F::MINIMUM != 0 ? COLS : 1];
     };
@@ -83,9 +73,11 @@ struct Many {
         uint32_t grid[F::GRID > 0 ? F::GRID : 1];
     };
 
-    /// Multiplies the tiles `tiles(i)`, `i` from the block's number on in steps of the grid, up to the first without rows.
+    /// Multiplies the tiles `tiles(i)`, `i` from the block's number on in steps of the grid, up to the first without
+    /// rows.
     template <class Tiles>
-    __device__ static void run(Shared& shared, const Columns& x, const uint16_t*, int units, size_t stride, Tiles tiles) {
+    __device__ static void run(Shared& shared, const Columns& x, const uint16_t*, int units, size_t stride,
+                               Tiles tiles) {
         for (int i = threadIdx.x; i < F::GRID; i += THREADS) {
             shared.grid[i] = F::codebook()[i];
         }
@@ -93,21 +85,21 @@ struct Many {
         uint32_t number = blockIdx.x;
         for (Tile tile = tiles(number); tile.rows > 0; tile = tiles(number += gridDim.x)) {
             for (int from = 0; from < tile.cols; from += COLS) {
-                Columns columns = x;
                 const uint32_t* which = tile.which == nullptr ? nullptr : tile.which + from;
+                Columns columns = x;
                 if (which == nullptr) {
                     const size_t at = size_t(tile.first + from) * units;
                     columns = {x.q + at * 32, x.d + at, x.sums + at};
                 }
-                product(shared, tile.weights, tile.rows, columns, which, min(COLS, tile.cols - from), units, [&](int r, int c, float sum) {
-                    tile.out[(from + c) * stride + r] = sum * tile.scale;
-                });
+                product(shared, tile.weights, tile.rows, columns, which, min(COLS, tile.cols - from), units,
+                        [&](int r, int c, float sum) { tile.out[(from + c) * stride + r] = sum * tile.scale; });
             }
         }
     }
 
    private:
-    /// Starts the copies of a chunk's columns, and decodes its rows. What is beyond the rows, columns or units becomes zeros.
+    /// Starts the copies of a chunk's columns, and decodes its rows. What is beyond the rows, columns or units becomes
+    /// zeros.
     __device__ static void fill(Stage& stage, const uint32_t* grid, const uint8_t* weights, int rows, const Columns& x,
                                 const uint32_t* which, int cols, int units, int from) {
         constexpr int PER_BLOCK = F::LEN / 32;
@@ -147,7 +139,7 @@ struct Many {
             if constexpr (F::SPLIT) {
                 stage.second[part][row] = u.d[1];
             }
-            if constexpr (SCALED) {
+            if constexpr (SCALED<F>) {
 #pragma unroll
                 for (int h = 0; h < (F::HALVES ? 2 : 1); h++) {
                     stage.s[h][part][row] = float(u.s[h]);
@@ -165,8 +157,8 @@ struct Many {
 
     /// Calls `emit(row, col, product)` for every row and column of the tile that is there.
     template <class Emit>
-    __device__ static void product(Shared& shared, const uint8_t* weights, int rows, const Columns& x, const uint32_t* which,
-                                   int cols, int units, Emit emit) {
+    __device__ static void product(Shared& shared, const uint8_t* weights, int rows, const Columns& x,
+                                   const uint32_t* which, int cols, int units, Emit emit) {
         const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
         // A warp has 32 rows and 32 columns: two by four matrices of 16 by 8.
         const int row = warp / 2 * 32, col = warp % 2 * 32;
@@ -225,8 +217,10 @@ struct Many {
 #pragma unroll
             for (int n = 0; n < 4; n++) {
                 const uint32_t b0 = b[n / 2][n % 2 * 2], b1 = b[n / 2][n % 2 * 2 + 1];
-                const int magic = int(ROUND_BITS);
-                int first[4] = {magic, magic, magic, magic}, other[4] = {magic, magic, magic, magic};
+                // Integers that start at these bits are, read as floats, `ROUND` more than they are: no conversion is
+                // needed.
+                constexpr int start = int(ROUND_BITS);
+                int first[4] = {start, start, start, start}, other[4] = {start, start, start, start};
                 if constexpr (F::HALVES || F::SPLIT) {
                     multiply16(first, a[i][0], a[i][1], b0);
                     multiply16(other, a[i][2], a[i][3], b1);
@@ -239,17 +233,18 @@ struct Many {
                     const float d = stage.d[part][r], by = d * d_a[n][j % 2];
                     float& sum = acc[i][n][j];
                     if constexpr (F::SPLIT) {
-                        sum = fma(__int_as_float(first[j]) - MAGIC, by, sum);
-                        sum = fma(__int_as_float(other[j]) - MAGIC, stage.second[part][r] * d_a[n][j % 2], sum);
+                        sum = fma(__int_as_float(first[j]) - ROUND, by, sum);
+                        sum = fma(__int_as_float(other[j]) - ROUND, stage.second[part][r] * d_a[n][j % 2], sum);
                     } else if constexpr (F::HALVES) {
                         const float s0 = stage.s[0][part][r], s1 = stage.s[1][part][r];
-                        const float whole = fma(__int_as_float(first[j]), s0, -MAGIC * s0) + fma(__int_as_float(other[j]), s1, -MAGIC * s1);
+                        const float whole = fma(__int_as_float(first[j]), s0, -ROUND * s0) +
+                                            fma(__int_as_float(other[j]), s1, -ROUND * s1);
                         sum = fma(whole, by, sum);
-                    } else if constexpr (SCALED) {
+                    } else if constexpr (SCALED<F>) {
                         const float s = stage.s[0][part][r];
-                        sum = fma(fma(__int_as_float(first[j]), s, -MAGIC * s), by, sum);
+                        sum = fma(fma(__int_as_float(first[j]), s, -ROUND * s), by, sum);
                     } else {
-                        sum = fma(__int_as_float(first[j]) - MAGIC, by, sum);
+                        sum = fma(__int_as_float(first[j]) - ROUND, by, sum);
                     }
                     if constexpr (F::MINIMUM != 0) {
                         const uint32_t sums = stage.sums[part][col + n * 8 + lane % 4 * 2 + j % 2];

@@ -3,7 +3,8 @@
 
 namespace strata {
 
-/// What a mixer's write leaves to do: `x[t, s] = fma(inject[t, s], y[t], x[t, s])`. Twins of all parameters: `src/ops/mixer.rs`.
+/// What a mixer's write leaves to do: `x[t, s] = fma(inject[t, s], y[t], x[t, s])`. Twins of all parameters:
+/// `src/ops/mixer.rs`.
 struct Write {
     /// `[rows][width]`, or null where nothing is left.
     const float* y;
@@ -25,8 +26,6 @@ struct NormParams {
     /// Of width that is a multiple of 128.
     Target quantised;
     Write write;
-    /// Rows times groups.
-    uint32_t count;
     uint32_t groups, width;
     float eps;
 };
@@ -34,8 +33,8 @@ struct NormParams {
 constexpr int NORMERS = 640;
 constexpr int STAGED = 4096;
 
-/// `out[row][group] = rms(x[row][group]) * gamma[group]`, a block of threads a group, after the write that was left. The sum of squares is one
-/// warp's, in the contract's order; what it adds is brought by all of them.
+/// `out[row][group] = rms(x[row][group]) * gamma[group]`, a block of threads a group, after the write that was left.
+/// The sum of squares is one warp's, in the contract's order; what it adds is brought by all of them.
 extern "C" __global__ void __launch_bounds__(NORMERS) strata_norm(const __grid_constant__ NormParams p) {
     __shared__ __align__(16) float staged[STAGED];
     __shared__ float found;
@@ -84,12 +83,13 @@ extern "C" __global__ void __launch_bounds__(NORMERS) strata_norm(const __grid_c
         const uint32_t j = base + lane * 4;
         float4 normed = {};
         if (j < p.width) {
-            const float4 value = *reinterpret_cast<const float4*>(staged + j), by = *reinterpret_cast<const float4*>(gamma + j);
+            const float4 value = *reinterpret_cast<const float4*>(staged + j),
+                         by = *reinterpret_cast<const float4*>(gamma + j);
             normed = {value.x * scale * by.x, value.y * scale * by.y, value.z * scale * by.z, value.w * scale * by.w};
             *reinterpret_cast<float4*>(out + j) = normed;
         }
         const float four[4] = {normed.x, normed.y, normed.z, normed.w};
-        p.quantised.put4(four, first + j, j < p.width);
+        p.quantised.put_several(four, first + j, j < p.width);
     }
 }
 
@@ -153,7 +153,8 @@ extern "C" __global__ void __launch_bounds__(256) strata_write(const __grid_cons
     const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     ready();
     if (i < p.count) {
-        p.x[i] = p.write.at(i / (p.streams * p.width), p.streams, i / p.width % p.streams, p.width, i % p.width, p.x[i]);
+        p.x[i] =
+            p.write.at(i / (p.streams * p.width), p.streams, i / p.width % p.streams, p.width, i % p.width, p.x[i]);
     }
 }
 
@@ -163,20 +164,21 @@ struct NarrowParams {
     const float* scale;
     /// `[rank]`: the products with `down`.
     const float* low;
-    /// `[streams][streams * width]` of a float format, and where their finished products go; null without inject weights.
+    /// `[streams][streams * width]` of a float format, and where their finished products go; null without inject
+    /// weights.
     const uint8_t* inject;
     float* injected;
     /// `[streams][width]`
     const float* normed;
     float* u;
     Target quantised;
-    uint32_t format, inject_format, rank, width, streams, padding;
+    uint32_t format, inject_format, rank, width, streams;
 };
 
 constexpr int NARROWERS = 512;
 
-/// The rest of a mixer's read for one row, behind the products with `down`: gates, the products with `up`, the mix. A block of threads has
-/// the same 32 values of all streams; the last blocks have an inject weight each.
+/// The rest of a mixer's read for one row, behind the products with `down`: gates, the products with `up`, the mix. A
+/// block of threads has the same 32 values of all streams; the last blocks have an inject weight each.
 extern "C" __global__ void __launch_bounds__(NARROWERS) strata_narrow(const __grid_constant__ NarrowParams p) {
     extern __shared__ __align__(16) uint8_t room[];
     pass();
@@ -184,7 +186,9 @@ extern "C" __global__ void __launch_bounds__(NARROWERS) strata_narrow(const __gr
     const uint32_t j = blockIdx.x * 32;
     if (j >= p.width) {
         const uint32_t stream = blockIdx.x - p.width / 32, wide = p.streams * p.width;
-        auto product = [&](auto* rows) { return float_row<NARROWERS>(room, rows + size_t(stream) * wide, p.normed, wide); };
+        auto product = [&](auto* rows) {
+            return float_row<NARROWERS>(room, rows + size_t(stream) * wide, p.normed, wide);
+        };
         const float sum = p.inject_format == CODE_f32   ? product(reinterpret_cast<const float*>(p.inject))
                           : p.inject_format == CODE_f16 ? product(reinterpret_cast<const Half*>(p.inject))
                                                         : product(reinterpret_cast<const Bfloat*>(p.inject));
@@ -230,6 +234,7 @@ extern "C" __global__ void __launch_bounds__(NARROWERS) strata_narrow(const __gr
     }
 }
 
+/// Twin: `src/ops/draft.rs`.
 struct JoinParams {
     /// `[rows][width]`
     const float* embeddings;

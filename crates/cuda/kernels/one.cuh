@@ -1,11 +1,12 @@
 // Products with one column: what decoding is made of.
 //
-// A block of threads takes some rows, whose bytes lie in one piece. They are brought to shared memory whole, in wide copies, which a
-// kernel can start before the one in front of it is done: weights wait for nobody. Then every thread turns units of 32 weights into terms, and a thread per row and
-// segment of the contract adds them up in their order. How many rows, and so how much shared memory, is the host's choice: `ops/one.rs`.
+// A block of threads takes some rows, whose bytes lie in one piece. They are brought to shared memory whole, in wide
+// copies, which a kernel can start before the one in front of it is done: weights wait for nobody. Then every thread
+// turns units of 32 weights into terms, and a thread per row and segment of the contract adds them up in their order.
+// How many rows, and so how much shared memory, is the host's choice: `ops/one.rs`.
 #pragma once
 
-#include "copies.cuh"
+#include "shared.cuh"
 #include "floats.cuh"
 #include "terms.cuh"
 
@@ -36,20 +37,13 @@ __device__ inline void with_format(uint32_t code, Use use) {
     }
 }
 
-/// A quantised column in device memory.
-struct Column {
-    const int8_t* q;
-    const float* d;
-    const uint32_t* sums;
-};
-
-/// A block's shared memory, for up to `2^tall` rows of `units` units: behind one another. Twin: `ops/one.rs`, which counts it.
+/// A block's shared memory, for up to `2^tall` rows of `units` units: behind one another. Twin: `ops/one.rs`, which
+/// counts it.
 template <class F, int THREADS>
 struct One {
     static constexpr int PER_BLOCK = F::LEN / 32;
 
-    /// The column: 32 values a unit. The halves of a unit lie swapped in every other group of four units, so that the eight lanes of a
-    /// 16-byte access meet 32 different banks.
+    /// The column: 32 values a unit, as `half_at` says.
     uint4* q;
     float* d;
     uint32_t* sums;
@@ -64,7 +58,8 @@ struct One {
         q = reinterpret_cast<uint4*>(room);
         d = reinterpret_cast<float*>(q + 2 * units);
         sums = reinterpret_cast<uint32_t*>(d + units);
-        // What follows starts at multiples of 16. Rows of terms start at such too, and eight of them in different banks.
+        // What follows starts at multiples of 16. Rows of terms start at such too, and eight of them in different
+        // banks.
         grid = sums + units + (units & 1) * 2;
         first = reinterpret_cast<float2*>(grid + F::GRID);
         stride = units + 2 + (units & 1);
@@ -73,7 +68,6 @@ struct One {
     }
 
     __device__ static uint32_t row_bytes(int units) { return uint32_t(units / PER_BLOCK) * F::BYTES; }
-    __device__ static int slot(int unit, int half) { return unit * 2 + (half ^ (unit >> 2 & 1)); }
 
     /// The code book, for which nobody has to wait.
     __device__ void prepare() const {
@@ -82,10 +76,10 @@ struct One {
         }
     }
 
-    /// Starts bringing a column.
-    __device__ void bring_column(const Column& x) const {
+    /// Starts bringing the first of these columns.
+    __device__ void bring_column(const Columns& x) const {
         for (int i = threadIdx.x; i < units * 2; i += THREADS) {
-            start_copy<16>(q + slot(i / 2, i % 2), x.q + 16 * size_t(i));
+            start_copy<16>(q + half_at(i / 2, i % 2), x.q + 16 * size_t(i));
         }
         for (int i = threadIdx.x; i < units; i += THREADS) {
             start_copy<4>(d + i, x.d + i);
@@ -96,19 +90,19 @@ struct One {
     /// Puts a warp's 32 values, quantised, to a unit of the column.
     __device__ void put(int unit, float x, int lane) const {
         const Quantised block = quantise(x);
-        reinterpret_cast<int8_t*>(q + slot(unit, lane / 16))[lane % 16] = int8_t(block.q);
+        reinterpret_cast<int8_t*>(q + half_at(unit, lane / 16))[lane % 16] = int8_t(block.q);
         if (lane == 0) {
             d[unit] = block.d;
             sums[unit] = block.sums;
         }
     }
 
-    /// The products of the first `count` rows, of which `row(r)` says where row `r` lies, with the column, when both are there. Row `r`'s is returned to
-    /// thread `r`. All threads come here, and have passed a barrier before.
+    /// The products of the first `count` rows, of which `row(r)` says where row `r` lies, with the column, when both
+    /// are there. Row `r`'s is returned to thread `r`. All threads come here, and have passed a barrier before.
     template <class Row>
     __device__ float product(int count, Row row) const {
-        // A thread has the same unit of several blocks of a row: what depends on the unit is worked out once. Neighbours have the units of a block, then
-        // rows: they share activations.
+        // A thread has the same unit of several blocks of a row: what depends on the unit is worked out once.
+        // Neighbours have the units of a block, then rows: they share activations.
         const int thread = threadIdx.x, i = thread % PER_BLOCK, rest = thread / PER_BLOCK, r = rest & ((1 << tall) - 1);
         const int phases = THREADS / PER_BLOCK >> tall;
         if (r < count) {
@@ -118,7 +112,7 @@ struct One {
             for (; unit < units; unit += phases * PER_BLOCK, block += phases * F::BYTES) {
                 const Unit u = F::unit(block, i, grid);
                 float2 one, two;
-                terms<F>(u, q[slot(unit, 0)], q[slot(unit, 1)], d[unit], sums[unit], one, two);
+                terms<F>(u, q[half_at(unit, 0)], q[half_at(unit, 1)], d[unit], sums[unit], one, two);
                 to[unit] = one;
                 if constexpr (SECOND<F>) {
                     to[(stride << tall) + unit] = two;
@@ -147,8 +141,8 @@ constexpr uint32_t PIECE = 2560;
 /// Bytes of shared memory of a piece of a row, and of the column's.
 constexpr uint32_t PIECE_BYTES = 2 * brought(4 * PIECE);
 
-/// A float row's product with a column: all threads bring pieces to two buffers of `PIECE_BYTES`, and the first warp, which gets the sum, has the only
-/// chain. Waits for the kernel in front after the first piece of the row.
+/// A float row's product with a column: all threads bring pieces to two buffers of `PIECE_BYTES`, and the first warp,
+/// which gets the sum, has the only chain. Waits for the kernel in front after the first piece of the row.
 template <int THREADS, class T>
 __device__ inline float float_row(uint8_t* room, const T* row, const float* x, uint32_t k) {
     const int lane = threadIdx.x % WARP;

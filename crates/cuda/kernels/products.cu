@@ -1,4 +1,5 @@
-// Dense products, activation quantisation and row decoding.
+// Dense products with block formats, and with one column of all formats; activation quantisation, and row decoding.
+#include "few.cuh"
 #include "many.cuh"
 #include "one.cuh"
 
@@ -55,11 +56,12 @@ struct ProductParams {
     const float* scale;
     /// Rows of a block of threads.
     uint32_t rows, cols, k, tile;
-    /// The columns' values as f16, `[cols][k]`, as `strata_widen` leaves them; where kernels for many columns are compiled for 512 threads.
+    /// The columns' values as f16, `[cols][k]`, as `strata_widen` leaves them; where kernels for many columns are
+    /// compiled for 512 threads.
     const uint16_t* halves;
 };
 
-/// One of the matrices that a launch multiplies with the same column.
+/// One of the matrices that a launch multiplies with the same column. Twins of both: `ops/one.rs`.
 struct OneMatrix {
     const uint8_t* weights;
     float* out;
@@ -71,10 +73,10 @@ struct OneMatrix {
 struct OneParams {
     OneMatrix matrices[6];
     /// Quantised, and as it is, for float weights.
-    Column x;
+    Columns x;
     const float* floats;
     /// Matrices; bytes of a buffer for rows.
-    uint32_t count, buffer, k, padding;
+    uint32_t count, buffer, k;
 };
 
 constexpr int ONE_THREADS = 128;
@@ -116,7 +118,8 @@ __device__ void block_rows(const OneParams& p, const OneMatrix& m, uint8_t* room
 template <class T>
 __device__ void float_rows(const OneParams& p, const OneMatrix& m, uint8_t* room) {
     for (uint32_t row = blockIdx.x - m.first; row < m.rows; row += m.blocks) {
-        const float sum = float_row<ONE_THREADS>(room, reinterpret_cast<const T*>(m.weights) + size_t(row) * p.k, p.floats, p.k);
+        const float sum =
+            float_row<ONE_THREADS>(room, reinterpret_cast<const T*>(m.weights) + size_t(row) * p.k, p.floats, p.k);
         if (threadIdx.x == 0) {
             m.out[row] = m.scale == nullptr ? sum : sum * *m.scale;
         }
@@ -144,16 +147,15 @@ extern "C" __global__ void __launch_bounds__(ONE_THREADS, 8) strata_one(const __
     }
 }
 
-template <class F, class Product, int COLS>
-__device__ void product(const ProductParams& p) {
+template <class F>
+__device__ void few(const ProductParams& p) {
     extern __shared__ __align__(16) uint8_t raw[];
-    auto& shared = *reinterpret_cast<typename Product::Shared*>(raw);
-    const uint32_t first = blockIdx.x * p.tile, col = blockIdx.y * COLS;
-    const int units = p.k / 32, rows = min(p.tile, p.rows - first), cols = min(uint32_t(COLS), p.cols - col);
-    Product::prepare(shared);
+    auto& shared = *reinterpret_cast<typename Few<F>::Shared*>(raw);
+    const uint32_t first = blockIdx.x * p.tile, col = blockIdx.y * Few<F>::COLS;
+    const int rows = min(p.tile, p.rows - first), cols = min(uint32_t(Few<F>::COLS), p.cols - col);
     const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
-    const Columns x = {p.x.q + size_t(col) * p.k, p.x.d + size_t(col) * units, p.x.sums + size_t(col) * units};
-    float sum = Product::product(shared, p.weights + first * row_bytes, rows, x, nullptr, cols, units);
+    Few<F>::prepare(shared);
+    float sum = Few<F>::product(shared, p.weights + first * row_bytes, rows, p.x.from(col, p.k), cols, p.k / 32);
     const int c = threadIdx.x / rows, r = threadIdx.x % rows;
     if (c < cols) {
         if (p.scale != nullptr) {
@@ -169,19 +171,20 @@ __device__ void wide(const ProductParams& p) {
     const uint32_t tall = (p.rows + Wide<F>::ROWS - 1) / Wide<F>::ROWS;
     const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
     const float scale = p.scale == nullptr ? 1.0f : *p.scale;
-    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.halves, p.k / 32, p.rows, [&](uint32_t number) {
-        const uint32_t first = number % tall * Wide<F>::ROWS, col = number / tall * Wide<F>::COLS;
-        if (col >= p.cols) {
-            return Tile{};
-        }
-        return Tile{p.weights + first * row_bytes,
-                    nullptr,
-                    col,
-                    p.out + size_t(col) * p.rows + first,
-                    int(min(uint32_t(Wide<F>::ROWS), p.rows - first)),
-                    int(min(uint32_t(Wide<F>::COLS), p.cols - col)),
-                    scale};
-    });
+    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.halves, p.k / 32, p.rows,
+                 [&](uint32_t number) {
+                     const uint32_t first = number % tall * Wide<F>::ROWS, col = number / tall * Wide<F>::COLS;
+                     if (col >= p.cols) {
+                         return Tile{};
+                     }
+                     return Tile{p.weights + first * row_bytes,
+                                 nullptr,
+                                 col,
+                                 p.out + size_t(col) * p.rows + first,
+                                 int(min(uint32_t(Wide<F>::ROWS), p.rows - first)),
+                                 int(min(uint32_t(Wide<F>::COLS), p.cols - col)),
+                                 scale};
+                 });
 }
 
 struct DecodeParams {
@@ -205,21 +208,22 @@ __device__ void decode_units(const DecodeParams& p) {
     }
 }
 
-#define STRATA_KERNELS(F, NAME)                                                                                     \
-    extern "C" __device__ uint32_t strata_format_##NAME[3] = {CODE_##NAME, SECOND<F>, F::GRID};                     \
-    extern "C" __device__ uint32_t strata_product_8_##NAME##_shared = sizeof(FewEight<F>::Shared);        \
-    extern "C" __global__ void __launch_bounds__(FEW_THREADS) strata_product_8_##NAME(                                  \
-        const __grid_constant__ ProductParams p) {                                                                 \
-        product<F, FewEight<F>, 8>(p);                                                                                       \
-    }                                                                                                              \
-    extern "C" __device__ uint32_t strata_product_64_##NAME##_shared = sizeof(Wide<F>::Shared); \
-    extern "C" __global__ void __launch_bounds__(Wide<F>::THREADS, Wide<F>::BLOCKS) strata_product_64_##NAME(                                  \
-        const __grid_constant__ ProductParams p) {                                                                 \
-        wide<F>(p);                                                                                                \
-    }                                                                                                              \
+#define STRATA_KERNELS(F, NAME)                                                                                      \
+    extern "C" __device__ uint32_t strata_format_##NAME[3] = {CODE_##NAME, SECOND<F>, F::GRID};                      \
+    extern "C" __device__ uint32_t strata_product_few_##NAME##_shared = sizeof(Few<F>::Shared);                      \
+    extern "C" __global__ void __launch_bounds__(Few<F>::THREADS)                                                    \
+        strata_product_few_##NAME(const __grid_constant__ ProductParams p) {                                         \
+        few<F>(p);                                                                                                   \
+    }                                                                                                                \
+    extern "C" __device__ uint32_t strata_product_wide_##NAME##_shared = sizeof(Wide<F>::Shared);                    \
+    extern "C" __global__ void __launch_bounds__(Wide<F>::THREADS, Wide<F>::BLOCKS)                                  \
+        strata_product_wide_##NAME(const __grid_constant__ ProductParams p) {                                        \
+        wide<F>(p);                                                                                                  \
+    }                                                                                                                \
     extern "C" __global__ void __launch_bounds__(256) strata_decode_##NAME(const __grid_constant__ DecodeParams p) { \
-        decode_units<F>(p);                                                                                              \
+        decode_units<F>(p);                                                                                          \
     }
+/// A format's number, whether its units have two terms, and the words of its code book. Twin: `Traits` in `ops/one.rs`.
 STRATA_BLOCK_FORMATS(STRATA_KERNELS)
 extern "C" __device__ uint32_t strata_format_f32[3] = {CODE_f32, 0, 0};
 extern "C" __device__ uint32_t strata_format_f16[3] = {CODE_f16, 0, 0};

@@ -1,4 +1,5 @@
-// What comes before attention: norms and rotation of queries and keys, the caches' new rows, pooled keys. docs/qwen4exp.md, section 2.3.
+// What comes before attention: norms and rotation of queries and keys, the caches' new rows, pooled keys.
+// docs/qwen4exp.md, section 2.3.
 #include "qsa.cuh"
 
 namespace strata {
@@ -27,7 +28,8 @@ struct PrepareParams {
 };
 
 /// Norms a head in `x`, in place, and rotates its half-split pairs by a row of the table; of a warp.
-__device__ inline void norm_rotate(float* x, const float* gamma, uint32_t dim, const float* row, uint32_t rotary, float eps, int lane) {
+__device__ inline void norm_rotate(float* x, const float* gamma, uint32_t dim, const float* row, uint32_t rotary,
+                                   float eps, int lane) {
     constexpr int PARTS = WIDEST / WARP;
     float values[PARTS], gammas[PARTS], acc = 0.0f;
 #pragma unroll
@@ -58,14 +60,15 @@ __device__ inline void norm_rotate(float* x, const float* gamma, uint32_t dim, c
     __syncwarp();
 }
 
-/// A warp a head: of queries, of keys, of values, of index queries; and one for the raw indexer key, which pools the keys of a block that
-/// ends with its row.
+/// A warp a head: of queries, of keys, of values, of index queries; and one for the raw indexer key, which pools the
+/// keys of a block that ends with its row.
 template <class T>
 __device__ void prepare(const PrepareParams& p) {
     __shared__ float staged[PREPARERS / WARP][WIDEST];
     const Attention& a = p.a;
     const int lane = threadIdx.x % WARP;
-    const uint32_t warp = (blockIdx.x * PREPARERS + threadIdx.x) / WARP, all = a.heads + 2 * a.kv_heads + a.index_heads + 1;
+    const uint32_t warp = (blockIdx.x * PREPARERS + threadIdx.x) / WARP,
+                   all = a.heads + 2 * a.kv_heads + a.index_heads + 1;
     const uint32_t r = warp / all;
     uint32_t head = warp % all;
     if (r >= a.count) {
@@ -164,7 +167,11 @@ __device__ void prepare(const PrepareParams& p) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(PREPARERS) strata_prepare_f32(const __grid_constant__ PrepareParams p) { prepare<float>(p); }
-extern "C" __global__ void __launch_bounds__(PREPARERS) strata_prepare_f16(const __grid_constant__ PrepareParams p) { prepare<uint16_t>(p); }
+extern "C" __global__ void __launch_bounds__(PREPARERS) strata_prepare_f32(const __grid_constant__ PrepareParams p) {
+    prepare<float>(p);
+}
+extern "C" __global__ void __launch_bounds__(PREPARERS) strata_prepare_f16(const __grid_constant__ PrepareParams p) {
+    prepare<uint16_t>(p);
+}
 
 }  // namespace strata

@@ -1,4 +1,5 @@
-// What the kernels of block-sparse attention share: docs/qwen4exp.md, section 2.3; rounding: docs/arithmetic.md, "Attention".
+// What the kernels of block-sparse attention share: docs/qwen4exp.md, section 2.3; rounding: docs/arithmetic.md,
+// "Attention".
 #pragma once
 
 #include "floats.cuh"
@@ -61,8 +62,8 @@ struct AttendParams {
     uint32_t span, chunks;
 };
 
-/// Whether all other blocks of threads that count here are done, and what they wrote is there: of one thread, whose block's writes it has
-/// waited for.
+/// Whether all other blocks of threads that count here are done, and what they wrote is there: of one thread, whose
+/// block's writes it has waited for.
 __device__ inline bool is_last(uint32_t* done, uint32_t all) {
     __threadfence();
     const bool last = atomicAdd(done, 1u) == all - 1;
@@ -71,7 +72,8 @@ __device__ inline bool is_last(uint32_t* done, uint32_t all) {
 }
 
 /// The position of the `i`-th key that a row attends to.
-__device__ inline uint32_t position_of(const Attention& a, const uint32_t* chosen, bool chooses, uint32_t visible, uint32_t i) {
+__device__ inline uint32_t position_of(const Attention& a, const uint32_t* chosen, bool chooses, uint32_t visible,
+                                       uint32_t i) {
     if (!chooses) {
         return i;
     }

@@ -1,10 +1,11 @@
-// Routing, grouping, and the sum over experts: docs/qwen4exp.md, section 2.4. Nothing here asks the host: how many rows an expert has is
-// known on the device only.
+// Routing, grouping, and the sum over experts: docs/qwen4exp.md, section 2.4. Nothing here asks the host: how many rows
+// an expert has is known on the device only.
 #include "floats.cuh"
 
 namespace strata {
 
-/// What the router leaves. Pairs are (row, place among the row's experts), numbered `row * used + place`. Twins: `src/ops/route.rs`.
+/// What the router leaves. Pairs are (row, place among the row's experts), numbered `row * used + place`. Twins:
+/// `src/ops/route.rs`.
 struct Routing {
     /// Per pair its expert, ascending in a row, and the expert's share.
     uint32_t* experts;
@@ -47,9 +48,9 @@ __device__ inline float larger(float a, float b) { return a > b ? a : b; }
 
 constexpr uint32_t CHOOSERS = 512;
 
-/// Softmax over a row's logits `x`, which are overwritten, the `used` largest (ties, and what isn't a number, to the lower id), renormalised, by id. Of a
-/// block of `CHOOSERS` threads; thread `i` below `used`, at most 32, gets expert and share number `i`. Each warp finds the largest of its own, in order; the
-/// first warp merges what they found.
+/// Softmax over a row's logits `x`, which are overwritten, the `used` largest (ties, and what isn't a number, to the
+/// lower id), renormalised, by id. Of a block of `CHOOSERS` threads; thread `i` below `used`, at most 32, gets expert
+/// and share number `i`. Each warp finds the largest of its own, in order; the first warp merges what they found.
 __device__ inline void choose(const Routing& r, float* x, uint32_t& expert, float& share) {
     constexpr uint32_t WARPS = CHOOSERS / WARP;
     __shared__ uint32_t best_rank[WARPS][WARP], best_at[WARPS][WARP], chosen[WARP];
@@ -83,7 +84,8 @@ __device__ inline void choose(const Routing& r, float* x, uint32_t& expert, floa
         }
     }
     __syncthreads();
-    // Shares are not negative, so their bits are in their order; what isn't a number comes last. 0 is for those that don't exist.
+    // Shares are not negative, so their bits are in their order; what isn't a number comes last. 0 is for those that
+    // don't exist.
     auto rank = [](float value) { return isnan(value) ? 1 : to_bits(value) + 2; };
     for (uint32_t j = thread; j < r.all; j += CHOOSERS) {
         x[j] = __fdiv_rn(x[j], sum_of_all);
@@ -150,11 +152,13 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_choose(const __gri
     }
 }
 
-/// Groups the pairs of a few rows, at most 1,024 with these experts, by one block. Everything is counted by comparing pairs with pairs.
+/// Groups the pairs of a few rows, at most 1,024 with these experts, by one block. Everything is counted by comparing
+/// pairs with pairs.
 __device__ inline void group_few(const Routing& r, const uint32_t* experts) {
     __shared__ uint32_t heads[1024];
     const uint32_t pairs = r.rows * r.used;
-    // A pair's place is behind all pairs of lower experts and behind the lower pairs of its own; a unit starts with every `tile`-th of an expert.
+    // A pair's place is behind all pairs of lower experts and behind the lower pairs of its own; a unit starts with
+    // every `tile`-th of an expert.
     auto count = [&](uint32_t pair, uint32_t& place, uint32_t& rank, uint32_t& all) {
         place = rank = all = 0;
         for (uint32_t i = 0; i < pairs; i++) {
@@ -239,7 +243,8 @@ extern "C" __global__ void __launch_bounds__(1024) strata_scan(const __grid_cons
         places[thread] = count, units[thread] = own;
         __syncthreads();
         for (uint32_t width = 1; width < 1024; width *= 2) {
-            const uint32_t a = thread >= width ? places[thread - width] : 0, b = thread >= width ? units[thread - width] : 0;
+            const uint32_t a = thread >= width ? places[thread - width] : 0,
+                           b = thread >= width ? units[thread - width] : 0;
             __syncthreads();
             places[thread] += a, units[thread] += b;
             __syncthreads();
@@ -274,6 +279,7 @@ extern "C" __global__ void __launch_bounds__(256) strata_place(const __grid_cons
     }
 }
 
+/// Twins of this and the next: `src/ops/experts.rs`.
 struct SwigluParams {
     float* gate;
     const float* up;

@@ -9,9 +9,33 @@ namespace strata {
 template <class F>
 constexpr bool SECOND = F::MINIMUM != 0 || F::SPLIT;
 
+/// Whether a format's units have sub-scales: integers that a sum of products is multiplied with, one or one per half.
+template <class F>
+constexpr bool SCALED = F::HALVES || F::GRID > 0 || F::LEN == 256;
+
+/// Quantised columns in device memory, `cols` of `k` values.
+struct Columns {
+    /// `[cols][k]`
+    const int8_t* q;
+    /// `[cols][k / 32]`
+    const float* d;
+    /// `[cols][k / 32]`: the sums of 16 values each, two to a word.
+    const uint32_t* sums;
+
+    /// Those from number `col` on.
+    __device__ Columns from(size_t col, uint32_t k) const {
+        return {q + col * k, d + col * (k / 32), sums + col * (k / 32)};
+    }
+};
+
+/// Where 16 bytes of a column's values lie in shared memory. The halves of a unit lie swapped in every other group of
+/// four units, so that the eight lanes of a 16-byte access meet 32 different banks.
+__device__ inline int half_at(int unit, int half) { return unit * 2 + (half ^ (unit >> 2 & 1)); }
+
 /// The terms of a unit and one column's 32 values `low` and `high`, with their scale and sums.
 template <class F>
-__device__ inline void terms(const Unit& u, const uint4& low, const uint4& high, float d, uint32_t sums, float2& first, float2& second) {
+__device__ inline void terms(const Unit& u, const uint4& low, const uint4& high, float d, uint32_t sums, float2& first,
+                             float2& second) {
     int lower = __dp4a(int(u.w[0]), int(low.x), 0);
     lower = __dp4a(int(u.w[1]), int(low.y), lower);
     lower = __dp4a(int(u.w[2]), int(low.z), lower);

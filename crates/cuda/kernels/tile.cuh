@@ -1,45 +1,31 @@
-// Dots of many queries with many keys in the order of the contract: a register tile a warp, of f16 keys in shared memory.
+// Dots of many queries with many keys in the order of the contract: a register tile a warp, of f16 keys in shared
+// memory.
 #pragma once
 
 #include "contract.cuh"
+#include "shared.cuh"
 
 namespace strata {
 
 /// Keys that a warp scores at once.
 constexpr int STEP = 16;
 
-/// Copies of 16 bytes to shared memory, waited for in groups.
-__device__ inline void copy16(uint32_t to, const uint8_t* from) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-#else
-    const uint4 x = *reinterpret_cast<const uint4*>(from);
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-#endif
-}
-__device__ inline void close_group() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-/// Starts a copy from `at * 16` bytes behind `from`.
-__device__ inline void copy16(uint32_t to, const uint8_t* from, uint32_t at) {
+/// Starts a copy of the 16 bytes that are `at * 16` behind `from`.
+__device__ inline void start_copy_at(SharedAddress to, const uint8_t* from, uint32_t at) {
     // One instruction, where a sum of addresses takes three.
     const uint8_t* there;
     asm("mad.wide.u32 %0, %1, 16, %2;" : "=l"(there) : "r"(at), "l"(from));
-    copy16(to, there);
+    start_copy<16>(to, there);
 }
-/// Waits until all groups but the latest are there, for the whole warp.
+/// Waits until all of the warp's copies but those of the latest group are there.
 __device__ inline void all_but_the_latest() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
-#endif
+    await_copies<1>();
     __syncwarp();
 }
 
-/// Four 8x8 matrices of 16-bit values, transposed: a lane names a row of 16 bytes, and gets of each matrix values `lane / 4` of rows
-/// `lane % 4 * 2` (low half) and the next (high half).
-__device__ inline void load_columns(uint32_t row, uint32_t (&x)[4]) {
+/// Four 8x8 matrices of 16-bit values, transposed: a lane names a row of 16 bytes, and gets of each matrix values `lane
+/// / 4` of rows `lane % 4 * 2` (low half) and the next (high half).
+__device__ inline void load_columns(SharedAddress row, uint32_t (&x)[4]) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"(row)
@@ -51,11 +37,12 @@ __device__ inline uint32_t swap(uint32_t piece, uint32_t key) { return piece ^ (
 /// Where a value of a query lies: `[link / 4][lane][link % 4]`.
 __device__ inline uint32_t permuted(uint32_t j) { return (j / (4 * WARP) * WARP + j % WARP) * 4 + j / WARP % 4; }
 
-/// Dots of `HEADS` queries of `DIM` values, permuted, with 16 keys in shared memory, by a warp. A thread has lanes r, r + 8, r + 16, r + 24
-/// of four keys, r = lane / 4, so that the folds of 16 and 8 are its own. In the end it has the sums of a quarter of the heads, the
-/// `lane / 8`-th, with keys `key_of(lane, n)`.
+/// Dots of `HEADS` queries of `DIM` values, permuted, with 16 keys in shared memory, by a warp. A thread has lanes r, r
+/// + 8, r + 16, r + 24 of four keys, r = lane / 4, so that the folds of 16 and 8 are its own. In the end it has the
+/// sums of a quarter of the heads, the `lane / 8`-th, with keys `key_of(lane, n)`.
 template <int HEADS, int DIM>
-__device__ inline void dots(const float (&permuted)[HEADS][DIM], uint32_t keys, int lane, float (&sums)[HEADS / 4][2]) {
+__device__ inline void dots(const float (&permuted)[HEADS][DIM], SharedAddress keys, int lane,
+                            float (&sums)[HEADS / 4][2]) {
     constexpr int LINKS = DIM / WARP, BYTES = 2 * DIM, QUARTER = HEADS / 4;
     float s[4][QUARTER][4];
     // Each thread takes the quarters of the heads in an order of its own, so that what it keeps of a fold comes first.

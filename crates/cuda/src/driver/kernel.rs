@@ -80,7 +80,8 @@ impl Module {
             call!(table, module_function(&mut raw, self.0.raw, function.as_ptr()))?;
             call!(table, function_parameter(raw, 0, &mut offset, &mut size))?;
             // All kernels share the first-level cache alike, as much shared memory as there is: a multiprocessor that has to divide it anew is idle
-            // until the kernel in front is done, and for microseconds more.
+            // All kernels want as much shared memory as there is: a multiprocessor that has to divide its first-level cache anew between two
+            // kernels can't run both at once. (No difference was measured yet: docs/experiments.md.)
             call!(table, function_set(raw, PREFERRED_SHARED, 100))?;
             call!(table, function_get(&mut threads, MAX_THREADS, raw))?;
             if (table.module_variable)(&mut at, &mut len, self.0.raw, variable.as_ptr()) == 0 {
@@ -151,8 +152,8 @@ pub struct Kernel<P> {
 unsafe impl<P> Send for Kernel<P> {}
 
 impl<P: Copy> Kernel<P> {
-    /// Has it start while the kernel in front of it still runs, on GPUs that can. The kernel calls `ready()` before it touches anything that another kernel
-    /// reads or writes.
+    /// Has it start while the kernel in front of it still runs, on GPUs that can. The kernel calls `ready()` before it touches anything that
+    /// another kernel reads or writes.
     pub fn early(self) -> Kernel<P> {
         let early = self.module.0.context.device().capability >= (9, 0);
         Kernel { early, ..self }

@@ -5,7 +5,7 @@ use strata_quant::Format;
 
 use super::input::{Input, Target, any_blocks};
 use super::one::brought;
-use super::route::{FEW_PLACES as FEW, RoutingParams, most_units, tile};
+use super::route::{FEW_PLACES, RoutingParams, most_units, tile};
 use super::{OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
@@ -94,11 +94,12 @@ impl Experts {
     pub(crate) fn new(context: &Context) -> Result<Experts, OpError> {
         let (experts, route) = (module(context, "experts")?, module(context, "route")?);
         let grouped = |format: Format| -> Result<_, DriverError> {
-            let (name, cols) = (format.name().to_lowercase(), if format.is_float() { 1 } else { 64 });
-            Ok((format, experts.kernel(&format!("strata_grouped_{cols}_{name}"))?))
+            let (name, way) =
+                (format.name().to_lowercase(), if format.is_float() { "floats" } else { "wide" });
+            Ok((format, experts.kernel(&format!("strata_grouped_{way}_{name}"))?))
         };
         Ok(Experts {
-            few: experts.dynamic_kernel("strata_grouped")?.early(),
+            few: experts.dynamic_kernel("strata_grouped_few")?.early(),
             hidden: experts.dynamic_kernel("strata_hidden")?.early(),
             grouped: Format::ALL.into_iter().map(grouped).collect::<Result<_, _>>()?,
             swiglu: route.kernel("strata_swiglu")?,
@@ -137,6 +138,8 @@ impl Room {
     }
 }
 
+/// Threads of a block of `strata_hidden`. Twin: in `kernels/experts.cu`.
+const HIDDEN_THREADS: u32 = 512;
 /// Rows for which the shared expert is computed beside the routed ones.
 pub(crate) const ASIDE: usize = 32;
 
@@ -231,7 +234,8 @@ impl CudaBackend {
         }
     }
 
-    /// Gate and up products with their SwiGLU in one launch, where units have a few places and both are of one block format; whether that was so.
+    /// Gate and up products with their SwiGLU in one launch, where units have a few places and both are of one block format; whether that
+    /// was so.
     fn hidden(
         &self,
         gate: &Product,
@@ -245,7 +249,7 @@ impl CudaBackend {
         let Some(bytes) = gate.format.row_bytes(input.k()) else { return Ok(false) };
         let shared = 4 * 64 + 2 * brought(32 * bytes) + formats.room(gate.format, 64, input.k() / 32);
         let fit = gate.format == up.format && !gate.format.is_float() && moe.width.is_multiple_of(32);
-        if !fit || tile(&moe, rows) != FEW || shared > formats.shared {
+        if !fit || tile(&moe, rows) != FEW_PLACES || shared > formats.shared {
             return Ok(false);
         }
         let p = FewParams {
@@ -259,7 +263,7 @@ impl CudaBackend {
         let queued = unsafe {
             self.kernels.experts.hidden.launch_with(
                 &self.stream,
-                Grid { blocks, threads: 512 },
+                Grid { blocks, threads: HIDDEN_THREADS },
                 shared as u32,
                 &p,
             )
@@ -273,7 +277,7 @@ impl CudaBackend {
             (self.spec.shape.moe, self.routing.rows, most_units(&self.spec.shape.moe, self.routing.rows));
         let routing = self.routing.params(&moe);
         let [q, d, sums] = input.quantised_addresses();
-        if !product.format.is_float() && tile(&moe, rows) == FEW {
+        if !product.format.is_float() && tile(&moe, rows) == FEW_PLACES {
             let formats = &self.kernels.products.one.formats;
             let bytes = product.format.row_bytes(input.k()).expect("rows are whole blocks");
             let height = formats.rows(product.format, product.rows, input.k() / 32, rows * moe.used);

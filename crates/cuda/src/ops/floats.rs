@@ -1,4 +1,4 @@
-//! Dense products with float weights: `kernels/floats.cu`.
+//! Dense products of float weights with two columns or more: `kernels/floats.cu`. One alone is `ops/one.rs`'s.
 
 use strata_quant::Format;
 
@@ -54,7 +54,8 @@ struct Way {
 
 /// The kernels of one format.
 struct OfFormat {
-    /// For few products of a row and a column; for matrices of few rows, or fewer columns than the last, which is for many of both.
+    /// A block of threads for each row and column, which is for few; for matrices of few rows, or fewer columns than the last; and that,
+    /// which is for many of both.
     ways: [Way; 3],
     widen: Kernel<WidenParams>,
 }
@@ -78,7 +79,7 @@ impl Floats {
             };
             Ok(OfFormat {
                 ways: [
-                    way("one", [1, 1], 256, (5, 2.4))?,
+                    way("each", [1, 1], 256, (5, 2.4))?,
                     way("flat", [4, 32], 256, (2, 11.0))?,
                     way("tall", [32, 32], 256, (1, 24.0))?,
                 ],

@@ -93,7 +93,7 @@ pub(crate) struct Gdn {
     few: Vec<(usize, Kernel<FewParams>)>,
 }
 
-/// Rows of a portion, taps, and values of a head, that the kernels for short portions have room for.
+/// Rows of a portion, taps, and values of a head, that the kernels for short portions have room for. Twins: in `kernels/gdn.cu`.
 const FEW_ROWS: usize = 8;
 const FEW_TAPS: usize = 4;
 const FEW_VALUES: usize = 128;

@@ -30,10 +30,10 @@ struct NormParams {
     out: u64,
     quantised: Target,
     write: Write,
-    count: u32,
     groups: u32,
     width: u32,
     eps: f32,
+    padding: u32,
 }
 
 #[repr(C)]
@@ -91,8 +91,11 @@ struct NarrowParams {
     padding: u32,
 }
 
-/// The widest stream that the norm quantises itself.
+/// Threads of a block of `strata_norm`, and the widest stream that it quantises itself. Twins: `NORMERS`, `STAGED`.
+const NORMERS: u32 = 640;
 const STAGED: usize = 4096;
+/// Threads of a block of `strata_narrow`. Twin: `NARROWERS`.
+const NARROWERS: usize = 512;
 
 /// The kernels.
 pub(crate) struct Mixers {
@@ -167,9 +170,6 @@ fn narrow_room(formats: &Formats, up: &Matrix, inject: Option<Matrix>, shape: &S
     (!up.format.is_float() && floats && whole && fit).then_some(bytes)
 }
 
-/// Threads of a block of `strata_narrow`.
-const NARROWERS: usize = 512;
-
 /// What the head needs besides its mixer: the rows' inputs.
 pub(crate) fn head_room(spec: &Spec, rows: usize, room: &mut Scratch) -> (Room, Input) {
     let d = spec.shape.hidden;
@@ -231,13 +231,13 @@ impl CudaBackend {
             out: room.normed.address(),
             quantised: target,
             write: left,
-            count: groups as u32,
             groups: streams as u32,
             width: d as u32,
             eps,
+            padding: 0,
         };
         // SAFETY: `x` has these rows, or those that are named; `Room` made the rest as large.
-        unsafe { norm.launch(&self.stream, Grid { blocks: [groups as u32, 1, 1], threads: 640 }, &p) }
+        unsafe { norm.launch(&self.stream, Grid { blocks: [groups as u32, 1, 1], threads: NORMERS }, &p) }
             .map_err(Failed::from)?;
         self.settle(&room.wide, target, any_blocks(&[down]))?;
         let read = down.bytes.len() + up.bytes.len() + inject.map_or(0, |(w, _)| w.bytes.len());

@@ -1,4 +1,4 @@
-//! The n-gram block: `kernels/gdn.cu`, which has its gate and convolution beside GDN's.
+//! The n-gram block: `kernels/ngram.cu`.
 
 use strata_backend::{BackendError, Buffer, Layer, NgramShape, NgramWeights, Shape, Span};
 use strata_quant::Format;
@@ -47,7 +47,7 @@ pub(crate) struct Ngram {
 
 impl Ngram {
     pub(crate) fn new(context: &Context) -> Result<Ngram, OpError> {
-        let module = module(context, "gdn")?;
+        let module = module(context, "ngram")?;
         Ok(Ngram {
             gated_value: module.kernel("strata_gated_value")?,
             conv: module.kernel("strata_ngram_conv")?,

@@ -1,17 +1,17 @@
-//! Several matrices with the same one column: `kernels/one.cuh`, `kernels/products.cu`. Owns how many rows a block of threads takes, and how much
-//! shared memory that needs.
+//! Several matrices with the same one column: `kernels/one.cuh`, `kernels/products.cu`. Owns how many rows a block of threads takes, and
+//! how much shared memory that needs.
 
 use strata_quant::Format;
 
 use super::products::Columns;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
 
-/// Matrices of a launch.
+/// Matrices of a launch. Twin: `OneParams`.
 const MOST: usize = 6;
 const THREADS: usize = 128;
 /// Units of a tile, at most.
 const UNITS: usize = 640;
-/// Values of a float row that are brought at once.
+/// Values of a float row that are brought at once. Twin: `PIECE` in `kernels/one.cuh`.
 const PIECE: usize = 2560;
 /// Blocks of threads that a multiprocessor has registers for.
 const BLOCKS: usize = 8;
@@ -44,7 +44,7 @@ struct OneParams {
     padding: u32,
 }
 
-/// What a kernel that learns its format when it runs knows of one.
+/// What a kernel that learns its format when it runs knows of one. Twin: `strata_format_*` in `kernels/products.cu`.
 #[derive(Clone, Copy)]
 struct Traits {
     format: Format,
@@ -87,14 +87,15 @@ impl Formats {
         self.of(format).code
     }
 
-    /// Bytes that `One` lays out for rows of a block format, the code book included, the rows themselves not.
+    /// Bytes that `One` in `kernels/one.cuh` lays out for rows of a block format, the code book included, the rows themselves not.
     pub(crate) fn room(&self, format: Format, rows: usize, units: usize) -> usize {
         let Traits { terms, grid, .. } = self.of(format);
         let stride = (units + 2).next_multiple_of(2);
         40 * units + 8 + rows * (8 * terms * stride + 4 * units.div_ceil(64)) + 4 * grid
     }
 
-    /// Rows of a block of threads, a power of two, for `rows` rows of `units` units in each of `matrices` matrices: enough blocks to fill the GPU.
+    /// Rows of a block of threads, a power of two, for `rows` rows of `units` units in each of `matrices` matrices: enough blocks to fill
+    /// the GPU.
     pub(crate) fn rows(&self, format: Format, rows: usize, units: usize, matrices: usize) -> usize {
         let enough = (rows * matrices / (2 * self.processors)).max(1);
         let most = (UNITS / units.max(1)).clamp(1, most_rows(format, THREADS));

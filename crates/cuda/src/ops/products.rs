@@ -88,18 +88,19 @@ pub(crate) const WIDE: usize = 128;
 
 /// The kernels of one block format.
 struct OfFormat {
-    eight: Kernel<ProductParams>,
-    /// With tensor cores.
-    many: Kernel<ProductParams>,
+    /// For two to eight columns.
+    few: Kernel<ProductParams>,
+    /// For more, with tensor cores.
+    wide: Kernel<ProductParams>,
     decode: Kernel<DecodeParams>,
 }
 
 /// Products with block-format weights, bit for bit those of every other backend.
 pub struct Products {
-    /// For one column.
+    /// For one column, and several matrices at once.
     pub(crate) one: One,
     processors: usize,
-    /// Room of the kernels for eight columns.
+    /// Units of weights that the kernels for few columns have room for. Twin: `FEW_TERMS` in `kernels/few.cuh`.
     terms: usize,
     quantise: Kernel<QuantiseParams>,
     widen: Kernel<WidenParams>,
@@ -114,8 +115,8 @@ impl Products {
         let of_format = |format: Format| {
             let name = format.name().to_lowercase();
             let kernels = OfFormat {
-                eight: module.kernel(&format!("strata_product_8_{name}"))?,
-                many: module.kernel(&format!("strata_product_64_{name}"))?,
+                few: module.kernel(&format!("strata_product_few_{name}"))?,
+                wide: module.kernel(&format!("strata_product_wide_{name}"))?,
                 decode: module.kernel(&format!("strata_decode_{name}"))?,
             };
             Ok((format, kernels))
@@ -135,7 +136,7 @@ impl Products {
         &found.unwrap_or_else(|| panic!("{format} is no block format")).1
     }
 
-    /// How many of `rows` rows of `units` units a block of threads takes, in the kernels for eight columns: enough blocks to fill the GPU, and no
+    /// How many of `rows` rows of `units` units a block of threads takes, in the kernels for few columns: enough blocks to fill the GPU, and no
     /// more terms than `kernels/few.cuh` has room for.
     fn few_rows(&self, rows: usize, units: usize) -> usize {
         let most = (self.terms / (units.min(64) + 2).next_multiple_of(2)).min(128 / 8);
@@ -237,16 +238,16 @@ impl Products {
             halves: x.halves.address(),
         };
         if cols > 8 {
-            let grid = self.wide_grid(&kernels.many, rows, cols.div_ceil(WIDE));
+            let grid = self.wide_grid(&kernels.wide, rows, cols.div_ceil(WIDE));
             self.widen(stream, grid, x, k * cols)?;
             // SAFETY: the sizes were compared above.
-            return unsafe { kernels.many.launch(stream, grid, &p) };
+            return unsafe { kernels.wide.launch(stream, grid, &p) };
         }
         let tile = self.few_rows(rows, k / 32);
         let p = ProductParams { tile: tile as u32, ..p };
         let blocks = [rows.div_ceil(tile) as u32, cols.div_ceil(8) as u32, 1];
         // SAFETY: the sizes were compared above.
-        unsafe { kernels.eight.launch(stream, Grid { blocks, threads: 128 }, &p) }
+        unsafe { kernels.few.launch(stream, Grid { blocks, threads: 128 }, &p) }
     }
 
     /// Decodes whole blocks into `out`.

@@ -1,4 +1,4 @@
-//! Block-sparse attention with its indexer: `kernels/{qsa,choose,attend,attend_many}.cu`.
+//! Block-sparse attention with its indexer: `kernels/{qsa,indexer,attend,attend_many}.cu`.
 
 use strata_backend::{BackendError, Buffer, KvFormat, Layer, QsaShape, QsaWeights, Shape, Span, Spec};
 
@@ -11,13 +11,13 @@ use crate::recording::MOST_ROWS;
 use crate::scratch::Scratch;
 use crate::{Failed, failed};
 
-/// Keys whose scores share a maximum.
+/// Keys whose scores share a maximum. Twin: `CHUNK` in `kernels/qsa.cuh`.
 const CHUNK: usize = 256;
 /// Values that a block of threads has of each.
 const SLICE: usize = 32;
 /// Bytes that scores of blocks may take, and those that scores of keys and partial results may.
 const ROOM: usize = 96 << 20;
-/// Values of a score's first digit. Twin: `DIGITS` in `kernels/choose.cu`.
+/// Values of a score's first digit. Twin: `DIGITS` in `kernels/indexer.cu`.
 const DIGITS: usize = 2048;
 /// Heads and values of the index queries that many rows score together.
 const INDEX_MANY: [usize; 2] = [4, 128];
@@ -67,7 +67,7 @@ struct PrepareParams {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct ChooseParams {
+struct IndexerParams {
     a: AttentionParams,
     queries: u64,
     scores: u64,
@@ -96,15 +96,15 @@ struct AttendParams {
 struct Stored {
     prepare: Kernel<PrepareParams>,
     /// By the widest head.
-    choose: [(usize, Kernel<ChooseParams>); 2],
+    choose: [(usize, Kernel<IndexerParams>); 2],
     weigh: [(usize, Kernel<AttendParams>); 2],
     gather: Kernel<AttendParams>,
 }
 
 impl Stored {
     fn new(modules: &[Module; 3], name: &str) -> Result<Stored, DriverError> {
-        let [prepare, choose, attend] = modules;
-        let choose = |dim| choose.kernel(&format!("strata_choose_{name}_{dim}"));
+        let [prepare, indexer, attend] = modules;
+        let choose = |dim| indexer.kernel(&format!("strata_choose_blocks_{name}_{dim}"));
         let weigh = |dim| attend.kernel(&format!("strata_weigh_{name}_{dim}"));
         Ok(Stored {
             prepare: prepare.kernel(&format!("strata_prepare_{name}"))?,
@@ -125,15 +125,16 @@ pub(crate) struct Qsa {
     processors: usize,
     f32: Stored,
     f16: Stored,
-    score_many: Kernel<ChooseParams>,
-    select: Kernel<ChooseParams>,
+    /// Of many rows: scores of blocks, and the choice.
+    score: Kernel<IndexerParams>,
+    select: Kernel<IndexerParams>,
     /// In the order of [`MANY`].
     attend_many: Vec<Kernel<AttendParams>>,
 }
 
 impl Qsa {
     pub(crate) fn new(context: &Context) -> Result<Qsa, OpError> {
-        let modules = [module(context, "qsa")?, module(context, "choose")?, module(context, "attend")?];
+        let modules = [module(context, "qsa")?, module(context, "indexer")?, module(context, "attend")?];
         let many = module(context, "attend_many")?;
         let attend_many =
             MANY.iter().map(|(group, dim)| many.kernel(&format!("strata_attend_many_{group}_{dim}")));
@@ -141,8 +142,8 @@ impl Qsa {
             processors: context.device().processors as usize,
             f32: Stored::new(&modules, "f32")?,
             f16: Stored::new(&modules, "f16")?,
-            score_many: modules[1].kernel("strata_score_many")?,
-            select: modules[1].kernel("strata_select")?,
+            score: modules[1].kernel("strata_score_blocks")?,
+            select: modules[1].kernel("strata_select_blocks")?,
             attend_many: attend_many.collect::<Result<_, _>>()?,
         })
     }
@@ -315,7 +316,7 @@ impl CudaBackend {
 
             for part in parts(room.choosing).filter(|_| longest / block > kept) {
                 let count = part.len();
-                let p = ChooseParams {
+                let p = IndexerParams {
                     a: a(window.rows.range(part.clone())),
                     queries: room.index_q.range(part.start * ni * di..part.end * ni * di).address(),
                     scores: room.block_scores.address(),
@@ -334,7 +335,7 @@ impl CudaBackend {
                     let spans = [blocks.div_ceil(1024) as u32, count.div_ceil(16) as u32, 1];
                     // SAFETY: there is room for the scores of that many rows, and for all rows' choices.
                     unsafe {
-                        kernels.score_many.launch(stream, Grid { blocks: spans, threads: 128 }, &p)?;
+                        kernels.score.launch(stream, Grid { blocks: spans, threads: 128 }, &p)?;
                         let rows = [count as u32, 1, 1];
                         kernels.select.launch(stream, Grid { blocks: rows, threads: 256 }, &p)?;
                     }

@@ -1,4 +1,4 @@
-//! What GDN and the n-gram block share: a layer's recurrent state as kernels see it, and convolutions over its history. `kernels/gdn.cu`.
+//! What GDN and the n-gram block share: a layer's recurrent state as kernels see it, and convolutions over its history. `kernels/recurrent.cuh`.
 
 use strata_backend::{BackendError, Layer};
 

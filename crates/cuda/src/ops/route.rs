@@ -59,6 +59,8 @@ impl Route {
     }
 }
 
+/// Threads of a block that chooses. Twin: `CHOOSERS` in `kernels/route.cu`.
+const CHOOSERS: u32 = 512;
 /// Rows whose pairs one block groups.
 const FEW: usize = 32;
 
@@ -181,7 +183,7 @@ impl CudaBackend {
         let p = ChooseParams { routing: self.routing.params(&moe), logits: room.logits.address() };
         let Route { choose, choose_one, group_few, .. } = &self.kernels.route;
         let kernel = if rows == 1 { choose_one } else { choose };
-        let one = Grid { blocks: [1; 3], threads: 512 };
+        let one = Grid { blocks: [1; 3], threads: CHOOSERS };
         let queue = || -> Result<(), DriverError> {
             // SAFETY: the routing has room for the widest window.
             unsafe {

@@ -1,16 +1,29 @@
-// Copies from global to shared memory that run while their warp goes on; where a GPU has none, they are done at once.
+// Shared memory: addresses as its instructions take them, loads, and copies from global memory that run while their
+// warp goes on; where a GPU has none of these, they are done at once.
 #pragma once
 
 #include <cstdint>
 
 namespace strata {
 
-/// An address in shared memory as its instructions take it. To make one of a pointer costs a slow look at where the block's memory is: loops keep it.
+/// An address in shared memory as its instructions take it. To make one of a pointer costs a slow look at where the
+/// block's memory is: loops keep it.
 using SharedAddress = uint32_t;
 __device__ inline SharedAddress shared_at(const void* p) { return SharedAddress(__cvta_generic_to_shared(p)); }
 
-__device__ inline void load_shared(float& to, SharedAddress from) { asm volatile("ld.shared.f32 %0, [%1];" : "=f"(to) : "r"(from)); }
-__device__ inline void load_shared(uint16_t& to, SharedAddress from) { asm volatile("ld.shared.u16 %0, [%1];" : "=h"(to) : "r"(from)); }
+__device__ inline void load_shared(float& to, SharedAddress from) {
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(to) : "r"(from));
+}
+__device__ inline void load_shared(uint16_t& to, SharedAddress from) {
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(to) : "r"(from));
+}
+
+/// Four matrices of eight rows of 16 bytes; lane `i` says where row `i % 8` of matrix `i / 8` is.
+__device__ inline void load_matrices(uint32_t (&to)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(shared_at(row)));
+}
 
 /// Starts a copy of `BYTES`, 4 or 16.
 template <int BYTES>
@@ -24,7 +37,9 @@ __device__ inline void start_copy(SharedAddress to, const void* from) {
 #else
     if constexpr (BYTES == 16) {
         const uint4 value = *static_cast<const uint4*>(from);
-        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),
+                     "r"(value.w)
+                     : "memory");
     } else {
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(*static_cast<const uint32_t*>(from)) : "memory");
     }
@@ -33,6 +48,23 @@ __device__ inline void start_copy(SharedAddress to, const void* from) {
 template <int BYTES>
 __device__ inline void start_copy(void* to, const void* from) {
     start_copy<BYTES>(shared_at(to), from);
+}
+
+/// Starts a copy of `BYTES`, of which only `there` are read; the others become zeros.
+template <int BYTES>
+__device__ inline void start_copy(void* to, const void* from, int there) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_at(to)), "l"(from), "r"(there)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_at(to)), "l"(from), "n"(BYTES),
+                     "r"(there)
+                     : "memory");
+    }
+#else
+    static_assert(BYTES == 0, "for GPUs with such copies only");
+#endif
 }
 
 /// Ends a group: the copies that this thread started since the last one.
@@ -60,8 +92,8 @@ __device__ inline void await_all_copies() {
 /// Bytes of shared memory that `bring` takes. Twin: `ops/one.rs`.
 __device__ constexpr uint32_t brought(uint32_t bytes) { return (bytes + 15 + 15) / 16 * 16; }
 
-/// Starts copying `bytes` bytes by all threads; returns where the first will lie. They are copied with the whole 16 bytes that the first and
-/// the last lie in, which are the same allocation's: those start and end at multiples of 16.
+/// Starts copying `bytes` bytes by all threads; returns where the first will lie. They are copied with the whole 16
+/// bytes that the first and the last lie in, which are the same allocation's: those start and end at multiples of 16.
 template <int THREADS>
 __device__ inline const uint8_t* bring(uint8_t* room, const void* from, uint32_t bytes) {
     const uint32_t off = uint32_t(reinterpret_cast<uintptr_t>(from)) & 15;

@@ -4,7 +4,7 @@
 
 namespace strata {
 
-struct ChooseParams {
+struct IndexerParams {
     Attention a;
     /// `[rows][index_heads][index_dim]`
     const float* queries;
@@ -38,16 +38,17 @@ __device__ inline uint32_t before_lane(uint32_t own, int lane) {
     return sum - own;
 }
 
-/// The blocks with the largest scores, ascending; ties to the lower block. By a block of threads, a stretch of the blocks a warp: the least
-/// chosen score digit by digit, then a pass in order.
+/// The blocks with the largest scores, ascending; ties to the lower block. By a block of threads, a stretch of the
+/// blocks a warp: the least chosen score digit by digit, then a pass in order.
 template <int SELECTORS>
-__device__ void select(const ChooseParams& p, uint32_t r, Selecting& shared) {
+__device__ void select(const IndexerParams& p, uint32_t r, Selecting& shared) {
     const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
     const uint32_t blocks = (p.a.rows[r].position + 1) / p.a.block, kept = p.a.budget / p.a.block;
     const uint32_t* scores = reinterpret_cast<const uint32_t*>(p.scores + r * p.most);
     const uint32_t rounds = (blocks + SELECTORS - 1) / SELECTORS, first = warp * rounds * WARP + lane;
     const uint32_t end = min(blocks, (warp + 1) * rounds * WARP);
-    // Calls `use(block, score, whether there is one)` in order, by all lanes together. Several scores are on their way at once.
+    // Calls `use(block, score, whether there is one)` in order, by all lanes together. Several scores are on their way
+    // at once.
     const auto each = [&](auto use) {
         constexpr int AHEAD = 8;
 #pragma unroll 1
@@ -68,7 +69,12 @@ __device__ void select(const ChooseParams& p, uint32_t r, Selecting& shared) {
     uint32_t prefix = 0, left = kept;
 #pragma unroll 1
     for (int pass = 0; pass < 3; pass++) {
-        const int shift = pass == 0 ? FIRST_DIGIT : pass == 1 ? 10 : 0, end = pass == 0 ? 32 : pass == 1 ? FIRST_DIGIT : 10;
+        const int shift = pass == 0   ? FIRST_DIGIT
+                          : pass == 1 ? 10
+                                      : 0,
+                  end = pass == 0   ? 32
+                        : pass == 1 ? FIRST_DIGIT
+                                    : 10;
         const uint32_t upper = pass == 0 ? 0 : 0xffffffffu << end % 32;
         const bool counted = pass == 0 && p.counts != nullptr;
         for (int i = thread; i < DIGITS; i += SELECTORS) {
@@ -138,10 +144,11 @@ __device__ void select(const ChooseParams& p, uint32_t r, Selecting& shared) {
     });
 }
 
-/// Scores of all blocks that a row sees: a sum over index heads, ascending, of what is positive of their dots. A warp some blocks at a time;
-/// the last block of threads selects. Grid: blocks, rows. `PARTS` is the most values of a head in a lane.
+/// Scores of all blocks that a row sees: a sum over index heads, ascending, of what is positive of their dots. A warp
+/// some blocks at a time; the last block of threads selects. Grid: blocks, rows. `PARTS` is the most values of a head
+/// in a lane.
 template <class T, int PARTS>
-__device__ void choose(const ChooseParams& p) {
+__device__ void choose(const IndexerParams& p) {
     constexpr int AT_ONCE = 4;
     __shared__ Selecting shared;
     __shared__ bool last;
@@ -151,7 +158,8 @@ __device__ void choose(const ChooseParams& p) {
     if (!a.chooses(visible)) {
         return;
     }
-    // A block of threads counts its own scores' first digits: there are few, and all the machine would meet at their places.
+    // A block of threads counts its own scores' first digits: there are few, and all the machine would meet at their
+    // places.
     for (int i = threadIdx.x; i < DIGITS; i += MOST_SELECTORS) {
         shared.digits[i] = 0;
     }
@@ -208,14 +216,15 @@ __device__ void choose(const ChooseParams& p) {
 constexpr int SELECTORS = 256;
 
 /// The choice of many rows, whose scores are there.
-extern "C" __global__ void __launch_bounds__(SELECTORS) strata_select(const __grid_constant__ ChooseParams p) {
+extern "C" __global__ void __launch_bounds__(SELECTORS) strata_select_blocks(const __grid_constant__ IndexerParams p) {
     __shared__ Selecting shared;
     if (p.a.chooses(p.a.rows[blockIdx.x].position + 1)) {
         select<SELECTORS>(p, blockIdx.x, shared);
     }
 }
 
-/// Scores of many rows, of four index heads of 128 values in caches of f16: a warp four rows, whose keys a block of threads shares.
+/// Scores of many rows, of four index heads of 128 values in caches of f16: a warp four rows, whose keys a block of
+/// threads shares.
 struct ScoreMany {
     static constexpr int HEADS = 4, DIM = 128, BYTES = 2 * DIM, WARPS = 4, THREADS = WARPS * WARP;
     /// Rows of a block of threads; blocks of tokens in shared memory at once, and in all.
@@ -228,36 +237,39 @@ struct ScoreMany {
 
     __device__ static void stage(Shared& shared, int buffer, const uint8_t* keys, uint32_t first, uint32_t blocks) {
         constexpr int PIECES = BYTES / 16;
-        const uint32_t to = uint32_t(__cvta_generic_to_shared(shared.keys[buffer]));
+        const SharedAddress to = shared_at(shared.keys[buffer]);
 #pragma unroll
         for (int i = 0; i < TILE * PIECES / THREADS; i++) {
             const uint32_t at = i * THREADS + threadIdx.x, key = at / PIECES, piece = at % PIECES;
-            copy16(to + key * BYTES + swap(piece, key) * 16, keys, min(first + key, blocks - 1) * PIECES + piece);
+            start_copy_at(to + key * BYTES + swap(piece, key) * 16, keys,
+                          min(first + key, blocks - 1) * PIECES + piece);
         }
     }
 
     /// Grid: spans, rows by sixteen.
-    __device__ static void run(const ChooseParams& p) {
+    __device__ static void run(const IndexerParams& p) {
         extern __shared__ __align__(128) uint8_t raw[];
         Shared& shared = *reinterpret_cast<Shared*>(raw);
         const Attention& a = p.a;
         const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
         const uint32_t first_row = blockIdx.y * ROWS, end_row = min(first_row + ROWS, a.count);
-        const uint32_t own = first_row + warp * 4 + lane / 8, own_visible = own < end_row ? a.rows[own].position + 1 : 0;
+        const uint32_t own = first_row + warp * 4 + lane / 8,
+                       own_visible = own < end_row ? a.rows[own].position + 1 : 0;
         const bool chooses = a.chooses(own_visible);
         const uint32_t own_blocks = chooses ? own_visible / a.block : 0, first = blockIdx.x * SPAN;
         if (!__syncthreads_or(own_blocks > first)) {
             return;
         }
         for (uint32_t i = threadIdx.x; i < ROWS * HEADS * DIM; i += THREADS) {
-            const uint32_t j = i % DIM, head = i / DIM % (4 * HEADS), row = min(first_row + i / (HEADS * DIM), end_row - 1);
-            shared.queries[i / (4 * HEADS * DIM)][head][permuted(j)] = p.queries[(uint64_t(row) * HEADS + head % HEADS) * DIM + j];
+            const uint32_t j = i % DIM, head = i / DIM % (4 * HEADS),
+                           row = min(first_row + i / (HEADS * DIM), end_row - 1);
+            shared.queries[i / (4 * HEADS * DIM)][head][permuted(j)] =
+                p.queries[(uint64_t(row) * HEADS + head % HEADS) * DIM + j];
         }
         // Rows of a window belong to one sequence after the other.
         for (uint32_t from = first_row, to; from < end_row; from = to) {
             const uint32_t slot = a.rows[from].slot;
-            for (to = from + 1; to < end_row && a.rows[to].slot == slot; to++) {
-            }
+            for (to = from + 1; to < end_row && a.rows[to].slot == slot; to++) {}
             const uint32_t blocks = min((a.rows[to - 1].position + 1) / a.block, first + SPAN);
             if (blocks <= first) {
                 continue;
@@ -265,19 +277,19 @@ struct ScoreMany {
             const uint8_t* keys = reinterpret_cast<const uint8_t*>(a.pooled_keys<uint16_t>(slot, 0));
             const bool mine = own >= from && own < to;
             stage(shared, 0, keys, first, blocks);
-            close_group();
+            end_copies();
             int buffer = 0;
             for (uint32_t tile = first; tile < blocks; tile += TILE, buffer ^= 1) {
                 if (tile + TILE < blocks) {
                     stage(shared, buffer ^ 1, keys, tile + TILE, blocks);
                 }
-                close_group();
+                end_copies();
                 all_but_the_latest();
                 __syncthreads();
 #pragma unroll 1
                 for (int step = 0; step < TILE; step += STEP) {
                     float sums[HEADS][2];
-                    dots(shared.queries[warp], uint32_t(__cvta_generic_to_shared(shared.keys[buffer])) + step * BYTES, lane, sums);
+                    dots(shared.queries[warp], shared_at(shared.keys[buffer]) + step * BYTES, lane, sums);
 #pragma unroll
                     for (int n = 0; n < 2; n++) {
                         float sum = 0.0f;
@@ -297,17 +309,20 @@ struct ScoreMany {
     }
 };
 
-extern "C" __device__ uint32_t strata_score_many_shared = sizeof(ScoreMany::Shared);
-extern "C" __global__ void __launch_bounds__(ScoreMany::THREADS, 3) strata_score_many(const __grid_constant__ ChooseParams p) {
+extern "C" __device__ uint32_t strata_score_blocks_shared = sizeof(ScoreMany::Shared);
+extern "C" __global__ void __launch_bounds__(ScoreMany::THREADS, 3)
+    strata_score_blocks(const __grid_constant__ IndexerParams p) {
     ScoreMany::run(p);
 }
 
-#define STRATA_CHOOSE(T, NAME)                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(MOST_SELECTORS) strata_choose_##NAME##_128(const __grid_constant__ ChooseParams p) { \
-        choose<T, 4>(p);                                                                                                          \
-    }                                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(MOST_SELECTORS) strata_choose_##NAME##_256(const __grid_constant__ ChooseParams p) { \
-        choose<T, 8>(p);                                                                                                          \
+#define STRATA_CHOOSE(T, NAME)                                                       \
+    extern "C" __global__ void __launch_bounds__(MOST_SELECTORS)                     \
+        strata_choose_blocks_##NAME##_128(const __grid_constant__ IndexerParams p) { \
+        choose<T, 4>(p);                                                             \
+    }                                                                                \
+    extern "C" __global__ void __launch_bounds__(MOST_SELECTORS)                     \
+        strata_choose_blocks_##NAME##_256(const __grid_constant__ IndexerParams p) { \
+        choose<T, 8>(p);                                                             \
     }
 STRATA_CHOOSE(float, f32)
 STRATA_CHOOSE(uint16_t, f16)
