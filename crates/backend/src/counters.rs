@@ -91,6 +91,15 @@ impl Counters {
         count.bytes += bytes;
     }
 
+    /// Adds what was counted elsewhere or at another time.
+    pub fn merge(&mut self, other: &Counters) {
+        for (count, other) in self.counts.iter_mut().zip(&other.counts) {
+            count.calls += other.calls;
+            count.nanos += other.nanos;
+            count.bytes += other.bytes;
+        }
+    }
+
     /// All families' time, nanoseconds.
     pub fn nanos(&self) -> u64 {
         self.counts.iter().map(|c| c.nanos).sum()

@@ -90,9 +90,11 @@ is the other model's distribution.")]
 Examples:
   strata bench models/pebble.gguf
   strata bench model.gguf --prompt 128,512,4096 --gen 64 --threads 8 --reps 7 --json
+  strata bench model.gguf --prompt 0 --gen 128 --depth 1024,131072        answers behind long texts
+  strata bench model.gguf --prompt 0 --gen 64 --sequences 1,8,32          several answers at once
 
-Tokens are arbitrary but the same every time. After a round to warm up, the median of the repetitions is reported, \
-with the slowest and the fastest.")]
+Prompts are arbitrary tokens but the same every time; answers are the model's likeliest tokens. After a round to warm up, \
+the median of the repetitions is reported, with the slowest and the fastest. Tokens of answers are those of all sequences.")]
     Bench(BenchArgs),
     /// Show what is inside a GGUF file
     #[command(after_help = "\
@@ -296,9 +298,15 @@ pub struct BenchArgs {
     /// Lengths of prompts to read
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "128,512", value_parser = whole::<usize>, allow_hyphen_values = true)]
     pub prompt: Vec<usize>,
-    /// Tokens to make, one by one; 0 for none
+    /// Tokens to answer, one by one; 0 for none
     #[arg(long = "gen", value_name = "N", default_value_t = 64, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub generate: usize,
+    /// Tokens that a sequence holds before it answers
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "1", value_parser = whole::<usize>, allow_hyphen_values = true)]
+    pub depth: Vec<usize>,
+    /// Sequences that answer together
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "1", value_parser = whole::<usize>, allow_hyphen_values = true)]
+    pub sequences: Vec<usize>,
     /// Repetitions
     #[arg(long, value_name = "R", default_value_t = 5, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub reps: usize,

@@ -1,14 +1,14 @@
 //! `strata bench`: how fast prompts are read and tokens are made, and where the time goes.
 //!
-//! A round reads tokens into an empty sequence, together (a prompt) or one by one, each with its logits (an answer). Rounds
-//! of a kind are repeated; their median is the result.
+//! A round reads tokens into an empty sequence (a prompt), or has sequences that hold some answer together, one token each
+//! in every step (an answer). Rounds of a kind are repeated; their median is the result.
 
 use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::json;
 use strata_backend::{Counters, Family};
-use strata_engine::{Engine, EngineConfig, Wants};
+use strata_engine::{Engine, EngineConfig, Event, Reason, Request, Sampling, SeqId, Wants};
 use strata_model::ngram::ReadAhead;
 use strata_plan::Bytes;
 use strata_topology::Resident;
@@ -25,20 +25,17 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
     if args.reps == 0 {
         return Err(Failure::usage("--reps is 0, but must be at least 1"));
     }
-    let prompts = args.prompt.iter().copied().filter(|&tokens| tokens > 0);
-    let mut kinds: Vec<Kind> = prompts.map(Kind::Prompt).collect();
-    kinds.extend((args.generate > 0).then_some(Kind::Answer(args.generate)));
-    let longest = kinds.iter().copied().max_by_key(Kind::tokens);
+    let kinds = kinds(args)?;
+    let longest = kinds.iter().max_by_key(|kind| kind.context());
     let longest = longest.ok_or_else(|| Failure::usage("--prompt and --gen leave nothing to measure"))?;
-    let flag = if matches!(longest, Kind::Prompt(_)) { "--prompt" } else { "--gen" };
-    let longest = longest.tokens();
+    let sequences = kinds.iter().map(Kind::sequences).max().unwrap_or(1);
     let model = machine.open(&args.model)?;
     let vocab = model.hyper.vocab;
-    let wanted = EngineConfig { context: Some(longest), ..config.engine.clone() };
-    let asked = Asked::with(&format!("{flag} {longest}"), "lower --prompt and --gen");
+    let wanted = EngineConfig { context: Some(longest.context()), sequences, ..config.engine.clone() };
+    let asked = Asked::with(&longest.flags(), "lower --prompt, --gen and --depth");
     let mut engine = machine.load(model, &wanted, config, &asked)?;
 
-    let tokens = tokens(longest, vocab);
+    let tokens = tokens(kinds.iter().map(Kind::prompts).max().unwrap_or(0), vocab);
     let bar = progress::steps(
         config.quiet,
         (args.reps as u64).saturating_add(1).saturating_mul(kinds.len() as u64),
@@ -50,13 +47,14 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
         bar.set_message(kind.name());
         round(&mut engine, kind, &tokens, &mut watch)?;
         bar.inc(1);
-        engine.take_counters();
-        let mut seconds = Vec::new();
+        let (mut seconds, mut counters) = (Vec::new(), Counters::default());
         for _ in 0..args.reps {
-            seconds.push(round(&mut engine, kind, &tokens, &mut watch)?);
+            let (took, counted) = round(&mut engine, kind, &tokens, &mut watch)?;
+            seconds.push(took);
+            counters.merge(&counted);
             bar.inc(1);
         }
-        results.push(Measured::new(kind, &mut seconds, &engine.take_counters(), args.reps));
+        results.push(Measured::new(kind, &mut seconds, &counters, args.reps));
     }
     bar.finish_and_clear();
 
@@ -99,21 +97,85 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
+    /// Tokens that are read together.
     Prompt(usize),
-    Answer(usize),
+    /// Sequences that hold `depth` tokens answer `tokens` each.
+    Answer { tokens: usize, depth: usize, sequences: usize },
+}
+
+/// All that is asked for, prompts first.
+fn kinds(args: &BenchArgs) -> Result<Vec<Kind>, Failure> {
+    for (flag, counts) in [("--depth", &args.depth), ("--sequences", &args.sequences)] {
+        if counts.contains(&0) {
+            return Err(Failure::usage(&format!("{flag} is 0, but must be at least 1")));
+        }
+    }
+    let prompts = args.prompt.iter().copied().filter(|&tokens| tokens > 0);
+    let mut kinds: Vec<Kind> = prompts.map(Kind::Prompt).collect();
+    for &depth in args.depth.iter().filter(|_| args.generate > 0) {
+        let answer = |&sequences| Kind::Answer { tokens: args.generate, depth, sequences };
+        kinds.extend(args.sequences.iter().map(answer));
+    }
+    Ok(kinds)
 }
 
 impl Kind {
+    /// Tokens that its time is of.
     fn tokens(&self) -> usize {
         match *self {
-            Kind::Prompt(tokens) | Kind::Answer(tokens) => tokens,
+            Kind::Prompt(tokens) => tokens,
+            Kind::Answer { tokens, sequences, .. } => tokens.saturating_mul(sequences),
+        }
+    }
+
+    /// Tokens that a sequence holds before.
+    fn depth(&self) -> usize {
+        match *self {
+            Kind::Prompt(_) => 0,
+            Kind::Answer { depth, .. } => depth,
+        }
+    }
+
+    fn sequences(&self) -> usize {
+        match *self {
+            Kind::Prompt(_) => 1,
+            Kind::Answer { sequences, .. } => sequences,
+        }
+    }
+
+    /// Tokens that are needed for its prompts.
+    fn prompts(&self) -> usize {
+        match *self {
+            Kind::Prompt(tokens) => tokens,
+            Kind::Answer { depth, sequences, .. } => depth.saturating_mul(sequences),
+        }
+    }
+
+    /// Tokens of a sequence in the end.
+    fn context(&self) -> usize {
+        match *self {
+            Kind::Prompt(tokens) => tokens,
+            Kind::Answer { tokens, depth, .. } => tokens.saturating_add(depth),
+        }
+    }
+
+    /// What asked for that much context.
+    fn flags(&self) -> String {
+        match *self {
+            Kind::Prompt(tokens) => format!("--prompt {tokens}"),
+            Kind::Answer { tokens, depth: 1, .. } => format!("--gen {tokens}"),
+            Kind::Answer { tokens, depth, .. } => format!("--gen {tokens} --depth {depth}"),
         }
     }
 
     fn name(&self) -> String {
-        match self {
+        match *self {
             Kind::Prompt(tokens) => format!("prompt {tokens}"),
-            Kind::Answer(tokens) => format!("answer {tokens}"),
+            Kind::Answer { tokens, depth, sequences } => {
+                let behind = if depth > 1 { format!(" behind {depth}") } else { String::new() };
+                let together = if sequences > 1 { format!(", {sequences} together") } else { String::new() };
+                format!("answer {tokens}{behind}{together}")
+            }
         }
     }
 }
@@ -145,9 +207,10 @@ impl Watch {
         self.seen[0] = self.seen[0].or_else(Resident::now);
     }
 
-    fn token(&mut self) {
-        self.tokens += 1;
-        if self.tokens == SETTLED {
+    fn answered(&mut self, tokens: usize) {
+        let before = self.tokens;
+        self.tokens += tokens;
+        if before < SETTLED && self.tokens >= SETTLED {
             self.seen[1] = Resident::now();
         }
     }
@@ -193,29 +256,67 @@ fn device_text(planned: u64, taken: u64) -> String {
     )
 }
 
-/// One round's seconds.
-fn round(engine: &mut Engine, kind: Kind, tokens: &[u32], watch: &mut Watch) -> Result<f64, Failure> {
-    let seq = engine.open()?;
-    let tokens = &tokens[..kind.tokens()];
-    if matches!(kind, Kind::Answer(_)) {
-        watch.begins();
+/// One round's seconds, and what they were spent on.
+fn round(
+    engine: &mut Engine,
+    kind: Kind,
+    tokens: &[u32],
+    watch: &mut Watch,
+) -> Result<(f64, Counters), Failure> {
+    let opened: Result<Vec<SeqId>, _> = (0..kind.sequences()).map(|_| engine.open()).collect();
+    let opened = opened?;
+    let (seconds, counters) = match kind {
+        Kind::Prompt(prompt) => {
+            engine.take_counters();
+            let started = Instant::now();
+            engine.forward(opened[0], &tokens[..prompt], Wants::Last, &mut |_, _| ())?;
+            (started.elapsed().as_secs_f64(), engine.take_counters())
+        }
+        Kind::Answer { tokens: answered, depth, .. } => {
+            // All but the last of what is held is read before, so that the first tokens of all answers come together.
+            for (&seq, held) in opened.iter().zip(tokens.chunks(depth)) {
+                let (last, before) = held.split_last().expect("a depth is at least 1");
+                if !before.is_empty() {
+                    engine.forward(seq, before, Wants::Last, &mut |_, _| ())?;
+                }
+                let request = Request::new(vec![*last], Sampling::greedy(), &[]);
+                engine.submit(seq, Request { max_tokens: Some(answered.saturating_add(1)), ..request })?;
+            }
+            answer(engine, opened.len(), watch)?
+        }
+    };
+    for seq in opened {
+        engine.close(seq)?;
     }
-    let started = Instant::now();
-    match kind {
-        Kind::Prompt(_) => engine.forward(seq, tokens, Wants::Last, &mut |_, _| ())?,
-        Kind::Answer(_) => {
-            for token in tokens.chunks(1) {
-                engine.forward(seq, token, Wants::Last, &mut |_, _| ())?;
-                watch.token();
+    Ok((seconds, counters))
+}
+
+/// Has sequences answer; the seconds from when all of them had a first token.
+fn answer(engine: &mut Engine, sequences: usize, watch: &mut Watch) -> Result<(f64, Counters), Failure> {
+    let step = |engine: &mut Engine| -> Result<usize, Failure> {
+        let mut tokens = 0;
+        for event in engine.step() {
+            match event {
+                Event::Token { .. } => tokens += 1,
+                Event::Done { reason: Reason::Failed(why), .. } => return Err(Failure::failed(why)),
+                Event::Done { .. } | Event::Read { .. } => {}
             }
         }
+        Ok(tokens)
+    };
+    let mut first = 0;
+    while first < sequences {
+        first += step(engine)?;
+    }
+    watch.begins();
+    engine.take_counters();
+    let started = Instant::now();
+    while engine.is_busy() {
+        watch.answered(step(engine)?);
     }
     let seconds = started.elapsed().as_secs_f64();
-    if matches!(kind, Kind::Answer(_)) {
-        watch.ends();
-    }
-    engine.close(seq)?;
-    Ok(seconds)
+    watch.ends();
+    Ok((seconds, engine.take_counters()))
 }
 
 /// A family's part of a round.
@@ -231,7 +332,13 @@ struct FamilyShare {
 #[derive(Debug, Serialize)]
 struct Measured {
     what: &'static str,
+    /// Of all sequences.
     tokens: usize,
+    /// Tokens that each sequence held before, and sequences.
+    depth: usize,
+    sequences: usize,
+    #[serde(skip)]
+    name: String,
     tokens_per_second: f64,
     slowest: f64,
     fastest: f64,
@@ -264,6 +371,9 @@ impl Measured {
         Measured {
             what: if matches!(kind, Kind::Prompt(_)) { "prompt" } else { "answer" },
             tokens,
+            depth: kind.depth(),
+            sequences: kind.sequences(),
+            name: kind.name(),
             tokens_per_second: rate(middle),
             slowest: rate(seconds[seconds.len() - 1]),
             fastest: rate(seconds[0]),
@@ -275,9 +385,8 @@ impl Measured {
 
     fn as_text(&self) -> String {
         let mut out = format!(
-            "\n{} {:<6} {:>10.1} tokens/s   ({:.1} to {:.1})   {:.3} GB moved, {:.2} GB/s\n",
-            self.what,
-            self.tokens,
+            "\n{:<13} {:>10.1} tokens/s   ({:.1} to {:.1})   {:.3} GB moved, {:.2} GB/s\n",
+            self.name,
             self.tokens_per_second,
             self.slowest,
             self.fastest,
