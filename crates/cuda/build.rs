@@ -37,26 +37,57 @@ fn main() {
         .collect();
     sources.sort();
     let architectures = architectures();
+    // What an image is made of; one that is there already, of the same, is not made again.
+    let of = |source: &Path| format!("{}\n{architectures:?}\n{}", nvcc.display(), text(source, &out));
     let running: Vec<_> = sources
         .iter()
         .map(|source| {
             let image = out.join(source.with_extension("fatbin").file_name().expect("sources have names"));
+            let made = (image.with_extension("made"), of(source));
+            if image.is_file() && fs::read_to_string(&made.0).is_ok_and(|before| before == made.1) {
+                return (source, image, made, None);
+            }
             let mut command = Command::new(&nvcc);
             command.args(["-std=c++17", "-O3", "-fmad=false", "--fatbin", "--threads", "0", "-I"]).arg(&out);
             command.args(&architectures).arg(source).arg("-o").arg(&image);
-            (source, image, command.spawn().unwrap_or_else(|error| panic!("{}: {error}", nvcc.display())))
+            let process = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", nvcc.display()));
+            (source, image, made, Some(process))
         })
         .collect();
     let mut images = String::from("&[\n");
-    for (source, image, mut process) in running {
-        let ended = process.wait().expect("nvcc was started");
-        assert!(ended.success(), "{} does not compile: nvcc ended with {ended}", source.display());
+    for (source, image, made, process) in running {
+        if let Some(mut process) = process {
+            let ended = process.wait().expect("nvcc was started");
+            assert!(ended.success(), "{} does not compile: nvcc ended with {ended}", source.display());
+            fs::write(made.0, made.1).expect("OUT_DIR can be written");
+        }
         let name = source.file_stem().expect("sources have names").display();
         writeln!(images, "    ({:?}, include_bytes!({:?})),", name.to_string(), image.display().to_string())
             .unwrap();
     }
     fs::write(out.join("images.rs"), images + "]").expect("OUT_DIR can be written");
     println!("cargo::rustc-cfg=kernels");
+}
+
+/// A source with all that it includes of ours.
+fn text(source: &Path, out: &Path) -> String {
+    fn add(path: &Path, out: &Path, seen: &mut Vec<PathBuf>, all: &mut String) {
+        if seen.iter().any(|other| other == path) {
+            return;
+        }
+        seen.push(path.to_owned());
+        let Ok(text) = fs::read_to_string(path) else { return };
+        for line in text.lines() {
+            let Some(name) = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) else {
+                continue;
+            };
+            [path.with_file_name(name), out.join(name)].iter().for_each(|path| add(path, out, seen, all));
+        }
+        all.push_str(&text);
+    }
+    let mut all = String::new();
+    add(source, out, &mut Vec::new(), &mut all);
+    all
 }
 
 /// The compiler: of a folder that was named, of the `PATH`, or of a Python package.

@@ -13,23 +13,31 @@ struct EmbedParams {
     uint32_t rows, streams, width;
 };
 
+/// Units that a block of threads decodes. Twin: `UNITS` in `ops/embed.rs`.
+constexpr uint32_t UNITS = 16;
+
+/// A thread decodes a unit; all of them write what came out, once per stream.
 template <class F>
 __device__ void embed(const EmbedParams& p) {
-    const uint32_t units = p.width / 32, i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= p.rows * units) {
-        return;
-    }
     constexpr uint32_t PER_BLOCK = F::LEN / 32;
-    const uint32_t row = i / units, unit = i % units;
-    const uint8_t* from = p.table + size_t(p.tokens[row]) * (units / PER_BLOCK) * F::BYTES;
-    float values[32];
-    decode<F>(F::unit(from + size_t(unit / PER_BLOCK) * F::BYTES, unit % PER_BLOCK, F::codebook()), values);
-    for (uint32_t s = 0; s < p.streams; s++) {
-        float* to = p.x + (size_t(row) * p.streams + s) * p.width + unit * 32;
+    __shared__ float decoded[UNITS][33];
+    const uint32_t units = p.width / 32, first = blockIdx.x * UNITS, here = min(UNITS, p.rows * units - first);
+    if (threadIdx.x < here) {
+        const uint32_t row = (first + threadIdx.x) / units, unit = (first + threadIdx.x) % units;
+        const uint8_t* from = p.table + size_t(p.tokens[row]) * (units / PER_BLOCK) * F::BYTES;
+        float values[32];
+        decode<F>(F::unit(from + size_t(unit / PER_BLOCK) * F::BYTES, unit % PER_BLOCK, F::codebook()), values);
 #pragma unroll
         for (int j = 0; j < 32; j++) {
-            to[j] = values[j];
+            decoded[threadIdx.x][j] = values[j];
         }
+    }
+    __syncthreads();
+    const uint32_t lane = threadIdx.x % WARP;
+    for (uint32_t i = threadIdx.x / WARP; i < here * p.streams; i += blockDim.x / WARP) {
+        const uint32_t which = i / p.streams, stream = i % p.streams;
+        const uint32_t row = (first + which) / units, unit = (first + which) % units;
+        p.x[(size_t(row) * p.streams + stream) * p.width + unit * 32 + lane] = decoded[which][lane];
     }
 }
 

@@ -1,7 +1,7 @@
 // Grouped products: every unit of a routing with its own expert's rows. An expert's address comes from the residency
 // table.
 #include "many.cuh"
-#include "one.cuh"
+#include "one_old.cuh"
 
 namespace strata {
 
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped_few(const _
                    cols = p.unit_places[blockIdx.y];
     const int first = blockIdx.x << p.tall, rows = min(1u << p.tall, p.rows - first), units = p.k / 32;
     with_format(p.format, [&](auto f) {
-        using Rows = One<decltype(f), THREADS>;
+        using Rows = OldOne<decltype(f), THREADS>;
         const uint32_t row_bytes = Rows::row_bytes(units);
         const uint8_t* from = reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + size_t(first) * row_bytes;
         const uint8_t* raw = bring<THREADS>(room, from, rows * row_bytes);
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(HIDDEN_THREADS) strata_hidden(const
     const int first = blockIdx.x * 32, units = p.k / 32, thread = threadIdx.x;
     float* products = reinterpret_cast<float*>(room);
     with_format(p.format, [&](auto f) {
-        using Rows = One<decltype(f), HIDDEN_THREADS>;
+        using Rows = OldOne<decltype(f), HIDDEN_THREADS>;
         const uint32_t row_bytes = Rows::row_bytes(units), piece = brought(32 * row_bytes);
         const uint8_t* from = reinterpret_cast<const uint8_t*>(p.slots[expert]) + size_t(first) * row_bytes;
         uint8_t* raw = room + 64 * sizeof(float);
@@ -174,6 +174,7 @@ __device__ void grouped_floats(const GroupedParams& p) {
 }
 
 #define STRATA_KERNELS(F, NAME)                                                                   \
+    extern "C" __device__ uint32_t strata_few_format_##NAME[3] = {CODE_##NAME, SECOND<F>, F::GRID}; \
     extern "C" __device__ uint32_t strata_grouped_wide_##NAME##_shared = sizeof(Wide<F>::Shared); \
     extern "C" __global__ void __launch_bounds__(Wide<F>::THREADS, Wide<F>::BLOCKS)               \
         strata_grouped_wide_##NAME(const __grid_constant__ GroupedParams p) {                     \
@@ -181,6 +182,7 @@ __device__ void grouped_floats(const GroupedParams& p) {
     }
 STRATA_BLOCK_FORMATS(STRATA_KERNELS)
 #define STRATA_FLOATS(T, NAME)                                                  \
+    extern "C" __device__ uint32_t strata_few_format_##NAME[3] = {CODE_##NAME, 0, 0}; \
     extern "C" __global__ void __launch_bounds__(THREADS)                       \
         strata_grouped_floats_##NAME(const __grid_constant__ GroupedParams p) { \
         grouped_floats<T>(p);                                                   \

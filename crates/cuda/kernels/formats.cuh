@@ -10,6 +10,7 @@
 //   ZERO        what is to be taken from every weight that `unit` gives
 //   LARGE       whether a weight times its sub-scale can have more than the 11 bits of an f16
 //   GRID        32-bit words of its code book, staged in shared memory; 0 for none
+//   SHARE       units that have bytes in common: each `SHARE` consecutive ones of a block, a power of two
 //   unit(block, i, grid)  the `i`-th 32 weights of a block
 #pragma once
 
@@ -86,6 +87,7 @@ struct Layout {
     static constexpr int LEN = LEN_, BYTES = BYTES_, MINIMUM = MINIMUM_, GRID = GRID_, ZERO = ZERO_;
     static constexpr int ALIGN = BYTES_ % 4 == 0 ? 4 : BYTES_ % 2 == 0 ? 2 : 1;
     static constexpr bool HALVES = HALVES_, SPLIT = false, LARGE = false;
+    static constexpr int SHARE = 1;
 
     __device__ static const uint32_t* codebook() { return nullptr; }
     __device__ static uint32_t word(const uint8_t* p) { return load16<ALIGN>(p); }
@@ -203,6 +205,7 @@ struct Q2_0 : Layout<64, 18, 0, false, 0, 1> {
 };
 
 struct Q2K : Layout<256, 84, -1, true> {
+    static constexpr int SHARE = 4;
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t*) {
         const uint32_t both = word(block + 2 * i);
         Unit u = plain(half(block + 80), both & 15, both >> 8 & 15);
@@ -216,6 +219,7 @@ struct Q2K : Layout<256, 84, -1, true> {
 };
 
 struct Q3K : Layout<256, 110, 0, true, 0, 4> {
+    static constexpr int SHARE = 4;
     __device__ static int scale(const uint8_t* block, int j) {
         const int low = block[96 + j % 8] >> (j / 8 * 4) & 15;
         const int high = block[104 + j % 4] >> (j / 4 * 2) & 3;
@@ -245,6 +249,7 @@ __device__ inline void scale_min_6(const uint8_t* b, int i, int& s, int& m) {
 }
 
 struct Q4K : Layout<256, 144, -1> {
+    static constexpr int SHARE = 2;
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t*) {
         int s, m;
         scale_min_6(block + 4, i, s, m);
@@ -259,6 +264,7 @@ struct Q4K : Layout<256, 144, -1> {
 };
 
 struct Q5K : Layout<256, 176, -1> {
+    static constexpr int SHARE = 2;
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t*) {
         int s, m;
         scale_min_6(block + 4, i, s, m);
@@ -274,6 +280,7 @@ struct Q5K : Layout<256, 176, -1> {
 };
 
 struct Q6K : Layout<256, 210, 0, true, 0, 32> {
+    static constexpr int SHARE = 4;
     static constexpr bool LARGE = true;
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t*) {
         const uint32_t both = word(block + 192 + 2 * i);

@@ -172,56 +172,86 @@ struct NarrowParams {
     const float* normed;
     float* u;
     Target quantised;
-    uint32_t format, inject_format, rank, width, streams;
+    /// A `Code`.
+    uint32_t inject_format;
+    uint32_t rank, width, streams;
 };
 
-constexpr int NARROWERS = 512;
+/// One inject weight: the last blocks have one each.
+__device__ inline void inject(const NarrowParams& p, uint8_t* room, uint32_t stream) {
+    __shared__ Arrival arrivals[2];
+    const uint32_t wide = p.streams * p.width;
+    auto emit = [&](uint32_t row, float sum) {
+        p.injected[row] = 2.0f * sigmoid(__fdiv_rn(sum, float(p.streams)));
+    };
+    switch (p.inject_format) {
+        case CODE_f32:
+            return float_rows(room, arrivals, reinterpret_cast<const float*>(p.inject), stream, 1, p.normed, wide, emit);
+        case CODE_f16:
+            return float_rows(room, arrivals, reinterpret_cast<const Half*>(p.inject), stream, 1, p.normed, wide, emit);
+        default:
+            return float_rows(room, arrivals, reinterpret_cast<const Bfloat*>(p.inject), stream, 1, p.normed, wide, emit);
+    }
+}
 
 /// The rest of a mixer's read for one row, behind the products with `down`: gates, the products with `up`, the mix. A
-/// block of threads has the same 32 values of all streams; the last blocks have an inject weight each.
-extern "C" __global__ void __launch_bounds__(NARROWERS) strata_narrow(const __grid_constant__ NarrowParams p) {
+/// block of threads has the same 32 values of all streams. Twin of what it lays out: `narrow_room` in `ops/mixer.rs`.
+template <class F>
+__device__ void narrow(const NarrowParams& p) {
     extern __shared__ __align__(16) uint8_t room[];
     pass();
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, units = p.rank / 32;
     const uint32_t j = blockIdx.x * 32;
     if (j >= p.width) {
-        const uint32_t stream = blockIdx.x - p.width / 32, wide = p.streams * p.width;
-        auto product = [&](auto* rows) {
-            return float_row<NARROWERS>(room, rows + size_t(stream) * wide, p.normed, wide);
-        };
-        const float sum = p.inject_format == CODE_f32   ? product(reinterpret_cast<const float*>(p.inject))
-                          : p.inject_format == CODE_f16 ? product(reinterpret_cast<const Half*>(p.inject))
-                                                        : product(reinterpret_cast<const Bfloat*>(p.inject));
-        if (threadIdx.x == 0) {
-            p.injected[stream] = 2.0f * sigmoid(__fdiv_rn(sum, float(p.streams)));
-        }
-        return;
+        return inject(p, room, blockIdx.x - p.width / 32);
     }
-    const uint32_t rows = 32 * p.streams;
-    float* gates = reinterpret_cast<float*>(room);
-    uint8_t* raw_room = room + rows * sizeof(float);
-    with_format(p.format, [&](auto f) {
-        using Rows = One<decltype(f), NARROWERS>;
-        const uint32_t row_bytes = Rows::row_bytes(units), stride = brought(32 * row_bytes);
-        const uint8_t* raw = nullptr;
-        for (uint32_t s = 0; s < p.streams; s++) {
-            const uint8_t* from = p.up + size_t(s * p.width + j) * row_bytes;
-            const uint8_t* at = bring<NARROWERS>(raw_room + s * stride, from, 32 * row_bytes);
-            raw = s == 0 ? at : raw;
+    using Rows = One<F>;
+    __shared__ Arrival arrival;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, units = p.rank / 32, rows = 32 * p.streams;
+    const uint32_t row_bytes = units / Rows::PER_BLOCK * F::BYTES, piece = brought(32 * row_bytes);
+    int8_t* q = reinterpret_cast<int8_t*>(room);
+    float* d = reinterpret_cast<float*>(q + p.rank);
+    uint32_t* sums = reinterpret_cast<uint32_t*>(d + units);
+    float* gates = reinterpret_cast<float*>(sums + units);
+    uint8_t* raw_room = room + (p.rank + 8 * units + 4 * rows + 15) / 16 * 16;
+    uint8_t* terms = raw_room + p.streams * piece;
+    const One<F> last(terms, rows, units, 1, nullptr);
+    if (threadIdx.x == 0) {
+        arrival.init(p.streams + (F::GRID > 0 ? 1 : 0));
+    }
+    const uint8_t* raw = nullptr;
+    for (uint32_t s = 0; s < p.streams; s++) {
+        const uint8_t* from = p.up + size_t(s * p.width + j) * row_bytes;
+        const uint8_t* at = arrival.bring(raw_room + s * piece, from, 32 * row_bytes);
+        raw = s == 0 ? at : raw;
+    }
+    const uint32_t* grid = nullptr;
+    if constexpr (F::GRID > 0) {
+        uint8_t* at = reinterpret_cast<uint8_t*>(last.first);
+        grid = reinterpret_cast<const uint32_t*>(arrival.bring(at, F::codebook(), F::GRID * 4));
+    }
+    const Rows one(terms, rows, units, 0, grid);
+    ready();
+    for (int unit = warp; unit < units; unit += blockDim.x / WARP) {
+        const Quantised block = quantise(silu(__fdiv_rn(p.low[unit * 32 + lane], float(p.streams))));
+        q[unit * 32 + lane] = int8_t(block.q);
+        if (lane == 0) {
+            d[unit] = block.d;
+            sums[unit] = block.sums;
         }
-        const Rows one(raw_room + p.streams * stride, 31 - __clz(rows), units);
-        one.prepare();
-        ready();
-        for (int unit = warp; unit < units; unit += NARROWERS / WARP) {
-            one.put(unit, silu(__fdiv_rn(p.low[unit * 32 + lane], float(p.streams))), lane);
+    }
+    __syncthreads();
+    arrival.wait(0, false);
+    const int groups = units / Rows::SHARE, lanes = min(groups, int(blockDim.x)), across = blockDim.x / lanes;
+    if (threadIdx.x / lanes < across) {
+        for (int group = threadIdx.x % lanes; group < groups; group += lanes) {
+            typename Rows::Column column;
+            column.load({q, d, sums}, group);
+            one.put_rows(threadIdx.x / lanes, across, rows, group, column,
+                         [&](int r) { return raw + r / 32 * piece + r % 32 * row_bytes; });
         }
-        await_all_copies();
-        __syncthreads();
-        const float sum = one.product(rows, [&](int r) { return raw + r / 32 * stride + r % 32 * row_bytes; });
-        if (threadIdx.x < rows) {
-            gates[threadIdx.x] = sigmoid(p.scale == nullptr ? sum : sum * *p.scale);
-        }
-    });
+    }
+    __syncthreads();
+    one.add_up(rows, [&](int r, float sum) { gates[r] = sigmoid(p.scale == nullptr ? sum : sum * *p.scale); });
     __syncthreads();
     if (warp == 0) {
         float u = 0.0f;
@@ -233,6 +263,13 @@ extern "C" __global__ void __launch_bounds__(NARROWERS) strata_narrow(const __gr
         p.quantised.put(u, j + lane);
     }
 }
+
+#define STRATA_NARROW(F, NAME)                                                           \
+    extern "C" __global__ void __launch_bounds__(ONE_THREADS, 2) strata_narrow_##NAME(   \
+        const __grid_constant__ NarrowParams p) {                                        \
+        narrow<F>(p);                                                                    \
+    }
+STRATA_BLOCK_FORMATS(STRATA_NARROW)
 
 /// Twin: `src/ops/draft.rs`.
 struct JoinParams {

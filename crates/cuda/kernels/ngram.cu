@@ -59,38 +59,55 @@ struct GatedValueParams {
     float eps;
 };
 
-/// The n-gram block's gate of one row and stream, and the norm of the gated value: docs/qwen4exp.md, section 2.5. A
-/// warp each.
+/// The n-gram block's gate of one row and stream, and the norm of the gated value: docs/qwen4exp.md, section 2.5. A block
+/// of threads each, which brings what single warps then sum up in the contract's order.
 extern "C" __global__ void __launch_bounds__(128) strata_gated_value(const __grid_constant__ GatedValueParams p) {
-    const uint32_t at = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-    const int lane = threadIdx.x % WARP;
-    if (at >= p.count) {
-        return;
+    extern __shared__ float staged[];
+    __shared__ float scales[2], gate_of_all, scale_of_all;
+    const uint32_t at = blockIdx.x, row = at / p.streams, stream = at % p.streams;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    float *key = staged, *query = staged + p.width, *value = staged + 2 * p.width;
+    for (uint32_t j = threadIdx.x; j < p.width; j += blockDim.x) {
+        key[j] = p.keys[uint64_t(at) * p.width + j];
+        query[j] = p.x[uint64_t(at) * p.width + j];
+        value[j] = p.values[uint64_t(row) * p.width + j];
     }
-    const uint32_t row = at / p.streams, stream = at % p.streams;
-    const float *key = p.keys + uint64_t(at) * p.width, *query = p.x + uint64_t(at) * p.width;
-    const float* value = p.values + uint64_t(row) * p.width;
+    __syncthreads();
+    if (warp < 2) {
+        const float scale = rms_scale(warp == 0 ? key : query, p.width, p.eps, lane);
+        if (lane == 0) {
+            scales[warp] = scale;
+        }
+    }
+    __syncthreads();
     const float *gamma_k = p.norm_key + uint64_t(stream) * p.width,
                 *gamma_q = p.norm_query + uint64_t(stream) * p.width;
-    const float k_scale = rms_scale(key, p.width, p.eps, lane), q_scale = rms_scale(query, p.width, p.eps, lane);
-    float dot = 0.0f;
-    for (uint32_t j = lane; j < p.width; j += WARP) {
-        dot = fma(key[j] * k_scale * gamma_k[j], query[j] * q_scale * gamma_q[j], dot);
+    for (uint32_t j = threadIdx.x; j < p.width; j += blockDim.x) {
+        key[j] = key[j] * scales[0] * gamma_k[j];
+        query[j] = query[j] * scales[1] * gamma_q[j];
     }
-    const float score = __fdiv_rn(fold(dot), __fsqrt_rn(float(p.width)));
-    const float root = __fsqrt_rn(fmaxf(fabsf(score), 1e-6f));
-    const float gate = sigmoid(score == 0.0f ? 0.0f : copysignf(root, score));
-    float squares = 0.0f;
-    for (uint32_t j = lane; j < p.width; j += WARP) {
-        const float gated = gate * value[j];
-        squares = fma(gated, gated, squares);
+    __syncthreads();
+    if (warp == 0) {
+        float dot = 0.0f;
+        each_value(key, p.width, lane, [&](uint32_t j, float k) { dot = fma(k, query[j], dot); });
+        const float score = __fdiv_rn(fold(dot), __fsqrt_rn(float(p.width)));
+        const float root = __fsqrt_rn(fmaxf(fabsf(score), 1e-6f));
+        const float gate = sigmoid(score == 0.0f ? 0.0f : copysignf(root, score));
+        float squares = 0.0f;
+        each_value(value, p.width, lane, [&](int, float v) {
+            const float gated = gate * v;
+            squares = fma(gated, gated, squares);
+        });
+        const float scale = rsqrt(__fdiv_rn(fold(squares), float(p.width)) + p.eps);
+        if (lane == 0) {
+            p.gates[at] = gate_of_all = gate;
+            scale_of_all = scale;
+        }
     }
-    const float scale = rsqrt(__fdiv_rn(fold(squares), float(p.width)) + p.eps);
-    for (uint32_t j = lane; j < p.width; j += WARP) {
-        p.normed[uint64_t(at) * p.width + j] = gate * value[j] * scale * p.norm_conv[uint64_t(stream) * p.width + j];
-    }
-    if (lane == 0) {
-        p.gates[at] = gate;
+    __syncthreads();
+    for (uint32_t j = threadIdx.x; j < p.width; j += blockDim.x) {
+        p.normed[uint64_t(at) * p.width + j] =
+            gate_of_all * value[j] * scale_of_all * p.norm_conv[uint64_t(stream) * p.width + j];
     }
 }
 

@@ -1,192 +1,187 @@
 // Products with one column: what decoding is made of.
 //
-// A block of threads takes some rows, whose bytes lie in one piece. They are brought to shared memory whole, in wide
-// copies, which a kernel can start before the one in front of it is done: weights wait for nobody. Then every thread
-// turns units of 32 weights into terms, and a thread per row and segment of the contract adds them up in their order.
-// How many rows, and so how much shared memory, is the host's choice: `ops/one.rs`.
+// A block of threads has consecutive rows of a matrix, whose bytes lie in one piece and are copied to shared memory as
+// they are, chunk by chunk: the first ones before the kernel in front is done, for weights wait for nobody. A thread has
+// the same units of every row, and keeps the column's values for them. It turns them into terms; then a thread per row
+// and segment of the contract adds these up in their order. How many rows a chunk has is the host's choice:
+// `ops/one.rs`.
 #pragma once
 
-#include "shared.cuh"
 #include "floats.cuh"
+#include "shared.cuh"
 #include "terms.cuh"
 
 namespace strata {
 
-/// A number for every format, for kernels that learn it when they run.
-enum Code : uint32_t {
-#define STRATA_CODE(F, NAME) CODE_##NAME,
-    STRATA_BLOCK_FORMATS(STRATA_CODE)
-#undef STRATA_CODE
-    CODE_f32,
-    CODE_f16,
-    CODE_bf16,
-};
+/// Threads of a block, at most.
+constexpr int ONE_THREADS = 320;
 
-/// Calls `use(F{})` with the block format of that number.
-template <class Use>
-__device__ inline void with_format(uint32_t code, Use use) {
-    switch (code) {
-#define STRATA_CASE(F, NAME) \
-    case CODE_##NAME:        \
-        use(F{});            \
-        break;
-        STRATA_BLOCK_FORMATS(STRATA_CASE)
-#undef STRATA_CASE
-        default:
-            break;
-    }
-}
+/// A number for every format of float weights, and for block formats.
+enum Code : uint32_t { CODE_block, CODE_f32, CODE_f16, CODE_bf16 };
 
-/// A block's shared memory, for up to `2^tall` rows of `units` units: behind one another. Twin: `ops/one.rs`, which
-/// counts it.
-template <class F, int THREADS>
+/// Units of a block format that have bytes in common are decoded together.
+template <class F>
 struct One {
-    static constexpr int PER_BLOCK = F::LEN / 32;
+    static constexpr int PER_BLOCK = F::LEN / 32, SHARE = F::SHARE, GROUPS = PER_BLOCK / SHARE;
+    /// Rows that are decoded at once: short units hide each other's latency.
+    static constexpr int ABREAST = SHARE == 1 ? 2 : 1;
 
-    /// The column: 32 values a unit, as `half_at` says.
-    uint4* q;
-    float* d;
-    uint32_t* sums;
-    uint32_t* grid;
+    /// A column's values for the units of a group.
+    struct Column {
+        uint4 low[SHARE], high[SHARE];
+        float d[SHARE];
+        uint32_t sums[SHARE];
+
+        /// From device memory.
+        __device__ void load(const Columns& x, int group) {
+            const uint4* q = reinterpret_cast<const uint4*>(x.q) + group * (2 * SHARE);
+#pragma unroll
+            for (int c = 0; c < SHARE; c++) {
+                low[c] = q[2 * c], high[c] = q[2 * c + 1];
+                d[c] = x.d[group * SHARE + c], sums[c] = x.sums[group * SHARE + c];
+            }
+        }
+    };
+
+    /// Terms of a unit for each row of a chunk.
     float2* first;
     float2* second;
-    float* chains;
-    int tall, units, stride;
+    const uint32_t* grid;
+    int units, stride;
 
-    /// `2^tall` is at most `THREADS / PER_BLOCK`.
-    __device__ One(uint8_t* room, int tall, int units) : tall(tall), units(units) {
-        q = reinterpret_cast<uint4*>(room);
-        d = reinterpret_cast<float*>(q + 2 * units);
-        sums = reinterpret_cast<uint32_t*>(d + units);
-        // What follows starts at multiples of 16. Rows of terms start at such too, and eight of them in different
-        // banks.
-        grid = sums + units + (units & 1) * 2;
-        first = reinterpret_cast<float2*>(grid + F::GRID);
+    /// In `room`, for `rows` rows of `units` units, `turns` times. Twin: `Formats::terms` in `ops/one.rs`.
+    __device__ One(uint8_t* room, int rows, int units, int turn, const uint32_t* grid) : grid(grid), units(units) {
+        // Rows start at multiples of 16 bytes, and eight of them in different banks.
         stride = units + 2 + (units & 1);
-        second = first + (stride << tall);
-        chains = reinterpret_cast<float*>(SECOND<F> ? second + (stride << tall) : second);
+        first = reinterpret_cast<float2*>(room) + (SECOND<F> ? 2 : 1) * turn * rows * stride;
+        second = first + rows * stride;
     }
 
-    __device__ static uint32_t row_bytes(int units) { return uint32_t(units / PER_BLOCK) * F::BYTES; }
-
-    /// The code book, for which nobody has to wait.
-    __device__ void prepare() const {
-        for (int i = threadIdx.x; i < F::GRID / 4; i += THREADS) {
-            start_copy<16>(grid + 4 * i, F::codebook() + 4 * i);
+    /// The terms of row `r` of a chunk for a group of units, of a row that lies at `row`.
+    __device__ void put(int r, const uint8_t* row, uint32_t group, const Column& x) const {
+        const uint8_t* block = row + group / GROUPS * F::BYTES;
+        const int from = int(group % GROUPS * SHARE);
+        float2 one[SHARE], two[SHARE];
+#pragma unroll
+        for (int c = 0; c < SHARE; c++) {
+            // The bytes in common are loaded once: the compiler sees which ones they are.
+            const Unit u = F::unit(block, from | c, grid);
+            terms<F>(u, x.low[c], x.high[c], x.d[c], x.sums[c], one[c], two[c]);
+        }
+        store(first + r * stride + group * SHARE, one);
+        if constexpr (SECOND<F>) {
+            store(second + r * stride + group * SHARE, two);
         }
     }
 
-    /// Starts bringing the first of these columns.
-    __device__ void bring_column(const Columns& x) const {
-        for (int i = threadIdx.x; i < units * 2; i += THREADS) {
-            start_copy<16>(q + half_at(i / 2, i % 2), x.q + 16 * size_t(i));
-        }
-        for (int i = threadIdx.x; i < units; i += THREADS) {
-            start_copy<4>(d + i, x.d + i);
-            start_copy<4>(sums + i, x.sums + i);
-        }
-    }
-
-    /// Puts a warp's 32 values, quantised, to a unit of the column.
-    __device__ void put(int unit, float x, int lane) const {
-        const Quantised block = quantise(x);
-        reinterpret_cast<int8_t*>(q + half_at(unit, lane / 16))[lane % 16] = int8_t(block.q);
-        if (lane == 0) {
-            d[unit] = block.d;
-            sums[unit] = block.sums;
-        }
-    }
-
-    /// The products of the first `count` rows, of which `row(r)` says where row `r` lies, with the column, when both
-    /// are there. Row `r`'s is returned to thread `r`. All threads come here, and have passed a barrier before.
-    template <class Row>
-    __device__ float product(int count, Row row) const {
-        // A thread has the same unit of several blocks of a row: what depends on the unit is worked out once.
-        // Neighbours have the units of a block, then rows: they share activations.
-        const int thread = threadIdx.x, i = thread % PER_BLOCK, rest = thread / PER_BLOCK, r = rest & ((1 << tall) - 1);
-        const int phases = THREADS / PER_BLOCK >> tall;
-        if (r < count) {
-            int unit = (rest >> tall) * PER_BLOCK + i;
-            const uint8_t* block = row(r) + (rest >> tall) * F::BYTES;
-            float2* to = first + r * stride;
-            for (; unit < units; unit += phases * PER_BLOCK, block += phases * F::BYTES) {
-                const Unit u = F::unit(block, i, grid);
-                float2 one, two;
-                terms<F>(u, q[half_at(unit, 0)], q[half_at(unit, 1)], d[unit], sums[unit], one, two);
-                to[unit] = one;
-                if constexpr (SECOND<F>) {
-                    to[(stride << tall) + unit] = two;
-                }
+    /// Terms of rows `r`, `r + across`, .. below `rows`; `at(r)` says where a row lies.
+    template <class Rows>
+    __device__ void put_rows(int r, int across, int rows, int group, const Column& x, Rows at) const {
+#pragma unroll 1
+        for (; r + (ABREAST - 1) * across < rows; r += ABREAST * across) {
+#pragma unroll
+            for (int i = 0; i < ABREAST; i++) {
+                put(r + i * across, at(r + i * across), group, x);
             }
         }
-        __syncthreads();
-        const int segments = (units + SEGMENT - 1) / SEGMENT;
-        for (int c = thread; c < segments << tall; c += THREADS) {
-            const int at = (c & ((1 << tall) - 1)) * stride + (c >> tall) * SEGMENT;
-            chains[c] = chain<F>(first + at, second + at, min(SEGMENT, units - (c >> tall) * SEGMENT));
+        if (ABREAST > 1 && r < rows) {
+            put(r, at(r), group, x);
         }
-        __syncthreads();
-        float total = 0.0f;
-        if (thread < count) {
+    }
+
+    /// Calls `emit(r, sum)` for every row of a chunk once, when all terms are there.
+    template <class Emit>
+    __device__ void add_up(int rows, Emit emit) const {
+        const int lane = threadIdx.x % WARP, segments = (units + SEGMENT - 1) / SEGMENT, together = WARP / segments;
+        const int row = lane / segments, segment = lane % segments;
+        for (int from = threadIdx.x / WARP * together; from < rows; from += blockDim.x / WARP * together) {
+            const int r = from + row;
+            const bool there = row < together && r < rows;
+            float sum = 0.0f;
+            if (there) {
+                const int at = r * stride + segment * SEGMENT;
+                sum = chain<F>(first + at, second + at, min(SEGMENT, units - segment * SEGMENT));
+            }
+            float total = 0.0f;
             for (int s = 0; s < segments; s++) {
-                total = total + chains[(s << tall) + thread];
+                total = total + __shfl_sync(ALL, sum, row * segments + s);
+            }
+            if (there && segment == 0) {
+                emit(r, total);
             }
         }
-        return total;
+    }
+
+   private:
+    __device__ static void store(float2* to, const float2 (&terms)[SHARE]) {
+        if constexpr (SHARE == 1) {
+            *to = terms[0];
+        } else {
+#pragma unroll
+            for (int c = 0; c < SHARE; c += 2) {
+                *reinterpret_cast<float4*>(to + c) = {terms[c].x, terms[c].y, terms[c + 1].x, terms[c + 1].y};
+            }
+        }
     }
 };
 
 /// Values of a float row that are brought at once. Twin: `ops/one.rs`.
 constexpr uint32_t PIECE = 2560;
-/// Bytes of shared memory of a piece of a row, and of the column's.
-constexpr uint32_t PIECE_BYTES = 2 * brought(4 * PIECE);
+/// Bytes of shared memory of a piece, of a row or of the column.
+constexpr uint32_t PIECE_BYTES = brought(4 * PIECE);
 
-/// A float row's product with a column: all threads bring pieces to two buffers of `PIECE_BYTES`, and the first warp,
-/// which gets the sum, has the only chain. Waits for the kernel in front after the first piece of the row.
-template <int THREADS, class T>
-__device__ inline float float_row(uint8_t* room, const T* row, const float* x, uint32_t k) {
+/// Products of up to a row per warp with a column: rows `first` to `first + rows` of `w`, pieces of which come to
+/// `turns` buffers of `rows + 1` pieces, one or two. Calls `emit(r, sum)` in one thread for each. All threads come here;
+/// waits for the kernel in front once the first pieces of the rows are under way.
+template <class T, class Emit>
+__device__ inline void float_rows(uint8_t* room, Arrival (&arrivals)[2], const T* w, uint32_t first, uint32_t rows,
+                                  const float* x, uint32_t k, Emit emit) {
     const int lane = threadIdx.x % WARP;
-    const uint8_t *w_at[2], *x_at[2];
-    auto bring_row = [&](uint32_t from, int turn) {
-        w_at[turn] = bring<THREADS>(room + turn * PIECE_BYTES, row + from, min(PIECE, k - from) * uint32_t(sizeof(T)));
+    const uint32_t warp = threadIdx.x / WARP, buffer = (rows + 1) * PIECE_BYTES;
+    if (threadIdx.x == 0) {
+        arrivals[0].init(int(rows) + 1), arrivals[1].init(int(rows) + 1);
+    }
+    __syncthreads();
+    auto off = [](const void* p) { return uint32_t(reinterpret_cast<uintptr_t>(p)) & 15; };
+    auto bring_rows = [&](uint32_t from, int turn) {
+        for (uint32_t r = 0; r < rows; r++) {
+            arrivals[turn].bring(room + turn * buffer + r * PIECE_BYTES, w + size_t(first + r) * k + from,
+                                 min(PIECE, k - from) * uint32_t(sizeof(T)));
+        }
     };
     auto bring_x = [&](uint32_t from, int turn) {
-        x_at[turn] = bring<THREADS>(room + turn * PIECE_BYTES + PIECE_BYTES / 2, x + from, min(PIECE, k - from) * 4);
+        arrivals[turn].bring(room + turn * buffer + rows * PIECE_BYTES, x + from, min(PIECE, k - from) * 4);
         end_copies();
     };
-    bring_row(0, 0);
+    bring_rows(0, 0);
     ready();
     bring_x(0, 0);
     float acc = 0.0f;
-    for (uint32_t from = 0; from < k; from += 2 * PIECE) {
-        // Two pieces a round, so that buffers have constant numbers.
-#pragma unroll
-        for (int turn = 0; turn < 2; turn++) {
-            const uint32_t at = from + turn * PIECE;
-            if (at >= k) {
-                break;
-            }
-            if (at + PIECE < k) {
-                bring_row(at + PIECE, turn ^ 1);
-                bring_x(at + PIECE, turn ^ 1);
-                await_copies<1>();
-            } else {
-                await_copies<0>();
-            }
-            __syncthreads();
-            if (threadIdx.x < WARP) {
-                const T* w = reinterpret_cast<const T*>(w_at[turn]);
-                const float* column = reinterpret_cast<const float*>(x_at[turn]);
-                const uint32_t here = min(PIECE, k - at);
+    for (uint32_t from = 0, round = 0; from < k; from += PIECE, round++) {
+        const int turn = int(round & 1);
+        if (from + PIECE < k) {
+            bring_rows(from + PIECE, turn ^ 1);
+            bring_x(from + PIECE, turn ^ 1);
+        }
+        arrivals[turn].wait(round / 2, from + PIECE < k);
+        if (warp < rows) {
+            const uint8_t* at = room + turn * buffer;
+            const T* row = reinterpret_cast<const T*>(at + warp * PIECE_BYTES + off(w + size_t(first + warp) * k + from));
+            const float* column = reinterpret_cast<const float*>(at + rows * PIECE_BYTES + off(x + from));
+            const uint32_t here = min(PIECE, k - from);
 #pragma unroll 16
-                for (uint32_t j = lane; j < here; j += WARP) {
-                    acc = fma(widen(w + j), column[j], acc);
-                }
+            for (uint32_t j = lane; j < here; j += WARP) {
+                acc = fma(widen(row + j), column[j], acc);
             }
-            __syncthreads();
+        }
+        __syncthreads();
+    }
+    if (warp < rows) {
+        const float sum = fold(acc);
+        if (lane == 0) {
+            emit(first + warp, sum);
         }
     }
-    return threadIdx.x < WARP ? fold(acc) : 0.0f;
 }
 
 }  // namespace strata

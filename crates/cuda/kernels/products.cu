@@ -1,7 +1,6 @@
-// Dense products with block formats, and with one column of all formats; activation quantisation, and row decoding.
+// Dense products with block formats and several columns; activation quantisation, and row decoding.
 #include "few.cuh"
 #include "many.cuh"
-#include "one.cuh"
 
 namespace strata {
 
@@ -60,92 +59,6 @@ struct ProductParams {
     /// compiled for 512 threads.
     const uint16_t* halves;
 };
-
-/// One of the matrices that a launch multiplies with the same column. Twins of both: `ops/one.rs`.
-struct OneMatrix {
-    const uint8_t* weights;
-    float* out;
-    const float* scale;
-    /// Its blocks of threads, and the number of the first; a tile has `2^tall` rows.
-    uint32_t format, rows, tall, first, blocks, row_bytes;
-};
-
-struct OneParams {
-    OneMatrix matrices[6];
-    /// Quantised, and as it is, for float weights.
-    Columns x;
-    const float* floats;
-    /// Matrices; bytes of a buffer for rows.
-    uint32_t count, buffer, k;
-};
-
-constexpr int ONE_THREADS = 128;
-
-/// Tiles of block-format rows one after the other, the next brought while one is multiplied.
-template <class F>
-__device__ void block_rows(const OneParams& p, const OneMatrix& m, uint8_t* room) {
-    const uint32_t row_bytes = m.row_bytes, all = m.rows, tile = 1u << m.tall, step = m.blocks << m.tall;
-    uint32_t first = (blockIdx.x - m.first) << m.tall;
-    const One<F, ONE_THREADS> one(room + 2 * p.buffer, m.tall, p.k / 32);
-    auto bring_rows = [&](uint32_t first, int turn) {
-        const uint8_t* from = m.weights + size_t(first) * row_bytes;
-        return bring<ONE_THREADS>(room + turn * p.buffer, from, min(tile, all - first) * row_bytes);
-    };
-    const uint8_t* raw = bring_rows(first, 0);
-    one.prepare();
-    ready();
-    one.bring_column(p.x);
-    end_copies();
-    for (int turn = 0; first < all; turn ^= 1) {
-        const uint8_t* next = nullptr;
-        if (first + step < all) {
-            next = bring_rows(first + step, turn ^ 1);
-            end_copies();
-            await_copies<1>();
-        } else {
-            await_copies<0>();
-        }
-        __syncthreads();
-        const uint32_t rows = min(tile, all - first);
-        const float sum = one.product(rows, [&](int r) { return raw + r * row_bytes; });
-        if (threadIdx.x < rows) {
-            m.out[first + threadIdx.x] = m.scale == nullptr ? sum : sum * *m.scale;
-        }
-        raw = next, first += step;
-    }
-}
-
-template <class T>
-__device__ void float_rows(const OneParams& p, const OneMatrix& m, uint8_t* room) {
-    for (uint32_t row = blockIdx.x - m.first; row < m.rows; row += m.blocks) {
-        const float sum =
-            float_row<ONE_THREADS>(room, reinterpret_cast<const T*>(m.weights) + size_t(row) * p.k, p.floats, p.k);
-        if (threadIdx.x == 0) {
-            m.out[row] = m.scale == nullptr ? sum : sum * *m.scale;
-        }
-    }
-}
-
-/// Rows of several matrices with one column. A block of threads has rows of one.
-extern "C" __global__ void __launch_bounds__(ONE_THREADS, 8) strata_one(const __grid_constant__ OneParams p) {
-    extern __shared__ __align__(16) uint8_t room[];
-    pass();
-    uint32_t which = 0;
-    while (which + 1 < p.count && blockIdx.x >= p.matrices[which + 1].first) {
-        which++;
-    }
-    const OneMatrix& m = p.matrices[which];
-    switch (m.format) {
-        case CODE_f32:
-            return float_rows<float>(p, m, room);
-        case CODE_f16:
-            return float_rows<Half>(p, m, room);
-        case CODE_bf16:
-            return float_rows<Bfloat>(p, m, room);
-        default:
-            with_format(m.format, [&](auto f) { block_rows<decltype(f)>(p, m, room); });
-    }
-}
 
 template <class F>
 __device__ void few(const ProductParams& p) {
@@ -209,7 +122,6 @@ __device__ void decode_units(const DecodeParams& p) {
 }
 
 #define STRATA_KERNELS(F, NAME)                                                                                      \
-    extern "C" __device__ uint32_t strata_format_##NAME[3] = {CODE_##NAME, SECOND<F>, F::GRID};                      \
     extern "C" __device__ uint32_t strata_product_few_##NAME##_shared = sizeof(Few<F>::Shared);                      \
     extern "C" __global__ void __launch_bounds__(Few<F>::THREADS)                                                    \
         strata_product_few_##NAME(const __grid_constant__ ProductParams p) {                                         \
@@ -223,10 +135,5 @@ __device__ void decode_units(const DecodeParams& p) {
     extern "C" __global__ void __launch_bounds__(256) strata_decode_##NAME(const __grid_constant__ DecodeParams p) { \
         decode_units<F>(p);                                                                                          \
     }
-/// A format's number, whether its units have two terms, and the words of its code book. Twin: `Traits` in `ops/one.rs`.
 STRATA_BLOCK_FORMATS(STRATA_KERNELS)
-extern "C" __device__ uint32_t strata_format_f32[3] = {CODE_f32, 0, 0};
-extern "C" __device__ uint32_t strata_format_f16[3] = {CODE_f16, 0, 0};
-extern "C" __device__ uint32_t strata_format_bf16[3] = {CODE_bf16, 0, 0};
-
 }  // namespace strata

@@ -26,39 +26,32 @@ struct Routing {
 
 struct ChooseParams {
     Routing r;
-    /// `[rows][all]`, overwritten.
-    float* logits;
+    /// `[rows][all]`
+    const float* logits;
 };
-
-/// The largest and the smallest of a warp's values.
-__device__ inline uint32_t largest_of(uint32_t x) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_max_sync(ALL, x);
-#else
-    for (int width = WARP / 2; width > 0; width /= 2) {
-        x = max(x, __shfl_xor_sync(ALL, x, width));
-    }
-    return x;
-#endif
-}
-__device__ inline uint32_t smallest_of(uint32_t x) { return ~largest_of(~x); }
 
 /// Whether `a` is larger than `b`: nothing is larger than what isn't a number, as for the CPU.
 __device__ inline float larger(float a, float b) { return a > b ? a : b; }
 
 constexpr uint32_t CHOOSERS = 512;
+/// Experts of a layer, at most. Twin: `MOST_EXPERTS` in `ops/route.rs`.
+constexpr uint32_t MOST_EXPERTS = 2048;
 
-/// Softmax over a row's logits `x`, which are overwritten, the `used` largest (ties, and what isn't a number, to the
-/// lower id), renormalised, by id. Of a block of `CHOOSERS` threads; thread `i` below `used`, at most 32, gets expert
-/// and share number `i`. Each warp finds the largest of its own, in order; the first warp merges what they found.
-__device__ inline void choose(const Routing& r, float* x, uint32_t& expert, float& share) {
+/// Softmax over a row's logits `x`, the `used` largest (ties, and what isn't a number, to the lower id), renormalised, by
+/// id. Of a block of `CHOOSERS` threads; thread `i` below `used`, at most 32, gets expert and share number `i`. Whoever
+/// has fewer than `used` before it is chosen: first among its warp's own, then among what the warps have left.
+__device__ inline void choose(const Routing& r, const float* x, uint32_t& expert, float& share) {
     constexpr uint32_t WARPS = CHOOSERS / WARP;
-    __shared__ uint32_t best_rank[WARPS][WARP], best_at[WARPS][WARP], chosen[WARP];
+    __shared__ float values[MOST_EXPERTS];
+    __shared__ __align__(16) uint64_t keys[MOST_EXPERTS], best[WARPS * WARP];
+    __shared__ uint32_t before[WARPS * WARP], chosen[WARP];
     __shared__ float maxima[WARPS], sorted[WARP], sum_of_all;
     const uint32_t thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
+    const uint32_t candidates = WARPS * r.used, parts = CHOOSERS / candidates;
     float largest = from_bits(0xff800000u);
     for (uint32_t j = thread; j < r.all; j += CHOOSERS) {
-        largest = larger(x[j], largest);
+        values[j] = x[j];
+        largest = larger(values[j], largest);
     }
     for (int width = WARP / 2; width > 0; width /= 2) {
         largest = larger(__shfl_xor_sync(ALL, largest, width), largest);
@@ -66,18 +59,19 @@ __device__ inline void choose(const Routing& r, float* x, uint32_t& expert, floa
     if (lane == 0) {
         maxima[warp] = largest;
     }
+    before[thread] = 0, best[thread] = 0;
     __syncthreads();
     largest = maxima[0];
     for (uint32_t w = 1; w < WARPS; w++) {
         largest = larger(maxima[w], largest);
     }
     for (uint32_t j = thread; j < r.all; j += CHOOSERS) {
-        x[j] = exp(x[j] - largest);
+        values[j] = exp(values[j] - largest);
     }
     __syncthreads();
     if (warp == 0) {
         float sum = 0.0f;
-        each_value(x, r.all, lane, [&](int, float value) { sum = sum + value; });
+        each_value(values, r.all, lane, [&](int, float value) { sum = sum + value; });
         sum = fold(sum);
         if (lane == 0) {
             sum_of_all = sum;
@@ -86,45 +80,59 @@ __device__ inline void choose(const Routing& r, float* x, uint32_t& expert, floa
     __syncthreads();
     // Shares are not negative, so their bits are in their order; what isn't a number comes last. 0 is for those that
     // don't exist.
-    auto rank = [](float value) { return isnan(value) ? 1 : to_bits(value) + 2; };
-    for (uint32_t j = thread; j < r.all; j += CHOOSERS) {
-        x[j] = __fdiv_rn(x[j], sum_of_all);
+    for (uint32_t j = thread; j < (r.all + WARP - 1) / WARP * WARP; j += CHOOSERS) {
+        uint64_t key = 0;
+        if (j < r.all) {
+            const float value = __fdiv_rn(values[j], sum_of_all);
+            values[j] = value;
+            key = uint64_t(isnan(value) ? 1 : to_bits(value) + 2) << 32 | ~j;
+        }
+        keys[j] = key;
     }
-    uint32_t last_rank = ~0u, last_at = 0;
-    for (uint32_t i = 0; i < r.used; i++) {
-        // The next one of the warp's own, behind the last.
-        uint32_t best = 0, at = ~0u;
-        for (uint32_t j = thread; j < r.all; j += CHOOSERS) {
-            const uint32_t own = rank(x[j]);
-            if (own > best && (own < last_rank || (own == last_rank && j > last_at))) {
-                best = own, at = j;
+    __syncwarp();
+    for (uint32_t j = thread; j < r.all; j += CHOOSERS) {
+        const uint64_t own = keys[j];
+        uint32_t larger_ones = 0;
+        for (uint32_t from = warp * WARP; from < r.all; from += CHOOSERS) {
+#pragma unroll 8
+            for (uint32_t i = 0; i < WARP; i += 2) {
+                const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(keys + from + i);
+                larger_ones += two.x > own;
+                larger_ones += two.y > own;
             }
         }
-        last_rank = largest_of(best);
-        last_at = smallest_of(best == last_rank ? at : ~0u);
-        if (lane == i) {
-            best_rank[warp][i] = last_rank, best_at[warp][i] = last_at;
+        if (larger_ones < r.used) {
+            best[larger_ones * WARPS + warp] = own;
         }
     }
     __syncthreads();
-    if (warp == 0) {
-        uint32_t next = 0, mine = 0;
-        for (uint32_t i = 0; i < r.used; i++) {
-            const bool there = lane < WARPS && next < r.used;
-            const uint32_t own = there ? best_rank[lane][next] : 0, at = there ? best_at[lane][next] : ~0u;
-            const uint32_t found = smallest_of(own == largest_of(own) ? at : ~0u);
-            next += found == at;
-            mine = lane == i ? found : mine;
+    // Several threads share the comparisons of a candidate.
+    const uint32_t candidate = thread % candidates, part = thread / candidates;
+    const uint64_t own = best[candidate];
+    if (part < parts && own != 0) {
+        uint32_t larger_ones = 0;
+#pragma unroll 4
+        for (uint32_t i = 2 * part; i < candidates; i += 2 * parts) {
+            const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(best + i);
+            larger_ones += two.x > own;
+            larger_ones += two.y > own;
         }
-        chosen[lane] = lane < r.used ? mine : ~0u;
-        __syncwarp();
+        atomicAdd(before + candidate, larger_ones);
+    }
+    __syncthreads();
+    if (thread < candidates && own != 0 && before[thread] < r.used) {
+        chosen[before[thread]] = ~uint32_t(own);
+    }
+    __syncthreads();
+    if (warp == 0) {
+        const uint32_t mine = lane < r.used ? chosen[lane] : ~0u;
         uint32_t place = 0;
         for (uint32_t i = 0; i < r.used; i++) {
             place += chosen[i] < mine;
         }
         __syncwarp();
         if (lane < r.used) {
-            chosen[place] = mine, sorted[place] = x[mine];
+            chosen[place] = mine, sorted[place] = values[mine];
         }
         __syncwarp();
         float total = 0.0f;
@@ -193,20 +201,22 @@ __device__ inline void group_few(const Routing& r, const uint32_t* experts) {
     }
 }
 
-/// Chooses for one row and groups its pairs, by one block.
+/// Chooses for one row, whose pairs are grouped as they are: its experts differ, and are in order.
 extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_choose_one(const __grid_constant__ ChooseParams p) {
-    __shared__ uint32_t experts[WARP];
     pass();
     ready();
     uint32_t expert;
     float share;
     choose(p.r, p.logits, expert, share);
-    if (threadIdx.x < p.r.used) {
-        experts[threadIdx.x] = expert;
-        p.r.experts[threadIdx.x] = expert, p.r.shares[threadIdx.x] = share;
+    const uint32_t i = threadIdx.x;
+    if (i < p.r.used) {
+        p.r.experts[i] = p.r.unit_expert[i] = expert, p.r.shares[i] = share;
+        p.r.places[i] = p.r.unit_first[i] = i;
+        p.r.order[i] = 0, p.r.unit_places[i] = 1;
     }
-    __syncthreads();
-    group_few(p.r, experts);
+    if (i == 0) {
+        *p.r.units = p.r.used;
+    }
 }
 
 /// Groups the pairs of a few rows.

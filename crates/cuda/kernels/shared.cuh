@@ -104,4 +104,60 @@ __device__ inline const uint8_t* bring(uint8_t* room, const void* from, uint32_t
     return room + off;
 }
 
+/// Pieces of global memory on their way to shared memory. Threads that wait for them see all of them. Of a whole block
+/// of threads.
+struct Arrival {
+    uint64_t state;
+
+    /// By one thread, before the first piece; the others pass a barrier of the block before they wait. So many pieces
+    /// come in each round.
+    __device__ void init(int pieces) {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_at(&state)), "r"(pieces) : "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    }
+
+    /// Starts copying `bytes` bytes, and returns where the first will lie. All threads call it; on GPUs with a copy
+    /// engine in each multiprocessor the first has it do the work. As for `bring`, whole 16 bytes are copied.
+    __device__ const uint8_t* bring(uint8_t* room, const void* from, uint32_t bytes) {
+        const uint32_t off = uint32_t(reinterpret_cast<uintptr_t>(from)) & 15;
+        const uint8_t* first = static_cast<const uint8_t*>(from) - off;
+        const uint32_t whole = (off + bytes + 15) / 16 * 16;
+#if __CUDA_ARCH__ >= 900
+        if (threadIdx.x == 0) {
+            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_at(&state)), "r"(whole)
+                         : "memory");
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                             shared_at(room)),
+                         "l"(first), "r"(whole), "r"(shared_at(&state))
+                         : "memory");
+        }
+#else
+        for (uint32_t i = threadIdx.x * 16; i < whole; i += blockDim.x * 16) {
+            start_copy<16>(room + i, first + i);
+        }
+#endif
+        return room + off;
+    }
+
+    /// Waits for the pieces of round number `round`; `newer` says whether there are some of a later round under way,
+    /// brought through another `Arrival`.
+    __device__ void wait(uint32_t round, bool newer) {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again;}" ::"r"(
+                         shared_at(&state)),
+                     "r"(round & 1)
+                     : "memory");
+#else
+        if (newer) {
+            await_copies<1>();
+        } else {
+            await_copies<0>();
+        }
+        __syncthreads();
+#endif
+    }
+};
+
 }  // namespace strata

@@ -13,7 +13,7 @@ use strata_residency::{ExpertStore, LayerSource};
 use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, Stream};
 use crate::inputs::{Ids, Inputs};
 use crate::memory::{self, Described};
-use crate::ops::{self, Columns, Kernels, Left, OpError, Routing};
+use crate::ops::{self, Columns, Kernels, Left, LeftDown, OpError, Routing};
 use crate::recording::{Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
@@ -122,6 +122,8 @@ pub(crate) struct CudaBackend {
     pub(crate) fresh: Option<u64>,
     /// A mixer's write that is queued with the next norm.
     pub(crate) left: Option<Left>,
+    /// What is left to do of one row's experts.
+    pub(crate) left_down: Option<LeftDown>,
     /// `[context][cos, sin][rotary / 2]`
     pub(crate) rope: DeviceSlice<f32>,
     scratch: DeviceSlice<u8>,
@@ -194,6 +196,7 @@ impl CudaBackend {
             end_of_side: Event::new(&context).map_err(failed)?,
             fresh: None,
             left: None,
+            left_down: None,
             rope,
             scratch: memory.part(described.scratch.offset(), described.scratch.bytes()),
             buffers: buffers.collect(),

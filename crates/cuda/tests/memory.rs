@@ -2,7 +2,6 @@
 //! Without a GPU, or in a build without kernels, it says so and passes.
 
 use std::io::Write;
-
 use strata_cuda::{Cuda, Room};
 use strata_engine::{Engine, EngineConfig, Wants};
 use strata_selftest::{CheckError, ids, ops, samplings, whole};
@@ -23,10 +22,7 @@ fn work(engine: &mut Engine) -> Vec<u8> {
 #[test]
 fn nothing_is_allocated_late_and_the_plan_is_what_is_taken() {
     let gpu = || -> Result<Cuda, CheckError> { Ok(Cuda::new(&ops::first()?, Room::default())?) };
-    // Not `eprintln!`: the test harness would swallow it.
-    let Ok(gpu) = gpu().inspect_err(|error| drop(writeln!(std::io::stderr(), "SKIPPED: {error}"))) else {
-        return;
-    };
+    let Some(gpu) = strata_selftest::or_skip(gpu()) else { return };
     let context = gpu.context().clone();
     let config = EngineConfig {
         window: Some(128),

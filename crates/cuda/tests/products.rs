@@ -1,20 +1,13 @@
 //! Block-format products, decoding and activation quantisation on whatever GPU is here: the checks of `strata selftest`. Oracle:
 //! `strata-quant`, bit for bit. Without a GPU, or in a build without kernels, the tests say so and pass.
 
-use std::io::Write;
-
 use strata_quant::Isa;
 use strata_selftest::ops::{self, OnCpu, OnGpu};
 use strata_selftest::{CheckError, Found};
 
 /// Makes a check on the first GPU with kernels for it, or prints a line that says why there is none.
 fn check(what: &str, check: impl FnOnce(&mut OnGpu, &mut OnCpu) -> Result<Found, CheckError>) {
-    let Ok(mut gpu) = OnGpu::first()
-        // Not `eprintln!`: the test harness would swallow it.
-        .inspect_err(|error| drop(writeln!(std::io::stderr(), "SKIPPED: {error}")))
-    else {
-        return;
-    };
+    let Some(mut gpu) = strata_selftest::or_skip(OnGpu::first()) else { return };
     let found = check(&mut gpu, &mut OnCpu(Isa::detect())).unwrap();
     assert!(found.equal(), "{what}: {found}");
 }

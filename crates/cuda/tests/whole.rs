@@ -1,7 +1,6 @@
 //! Whole models on whatever GPU is here: the checks of `strata selftest`, on more models. Oracle: the CPU backend, bit for bit, op by op.
 //! Without a GPU, or in a build without kernels, the tests say so and pass.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -16,8 +15,7 @@ use strata_testkit::golden::{self, Npz};
 /// A model on the first GPU and on the CPU, or a line that says why there is no GPU.
 fn engines(path: &Path, config: &EngineConfig) -> Option<[Engine; 2]> {
     let gpu = || -> Result<Cuda, CheckError> { Ok(Cuda::new(&ops::first()?, Room::default())?) };
-    // Not `eprintln!`: the test harness would swallow it.
-    let gpu = gpu().inspect_err(|error| drop(writeln!(std::io::stderr(), "SKIPPED: {error}"))).ok()?;
+    let gpu = strata_selftest::or_skip(gpu())?;
     let cpu = whole::cpu().unwrap();
     Some([whole::engine(path, config, gpu).unwrap(), whole::engine(path, config, cpu).unwrap()])
 }

@@ -41,6 +41,32 @@ pub enum CheckError {
     Threads(#[from] strata_topology::AssignError),
 }
 
+impl CheckError {
+    /// Whether there is nothing to check here: no GPU, or no kernels for it in this build.
+    pub fn is_absence(&self) -> bool {
+        use strata_cuda::driver::DriverError::{NoBinary, NoDriver};
+        use strata_cuda::ops::OpError::{Driver, NoKernels};
+        matches!(self, CheckError::Gpu(NoKernels | Driver(NoDriver(_) | NoBinary { .. })))
+    }
+}
+
+/// For tests: what was made, or a line that says why there is nothing to test on.
+///
+/// # Panics
+/// If there is a GPU with kernels for it, and it refuses.
+pub fn or_skip<T>(made: Result<T, CheckError>) -> Option<T> {
+    use std::io::Write;
+    match made {
+        Ok(made) => Some(made),
+        Err(error) if error.is_absence() => {
+            // Not `eprintln!`: the test harness would swallow it.
+            drop(writeln!(std::io::stderr(), "SKIPPED: {error}"));
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
 impl From<strata_cuda::driver::DriverError> for CheckError {
     fn from(error: strata_cuda::driver::DriverError) -> CheckError {
         CheckError::Gpu(error.into())

@@ -8,6 +8,7 @@ use super::table::{LaunchAttribute, LaunchConfig, Opaque};
 use super::{Context, DriverError, Stream, call};
 
 const MAX_THREADS: i32 = 0;
+const STATIC_SHARED: i32 = 1;
 const MAX_DYNAMIC_SHARED: i32 = 8;
 const PREFERRED_SHARED: i32 = 9;
 /// The kernel may start while the one in front of it in its stream still runs.
@@ -79,7 +80,6 @@ impl Module {
         unsafe {
             call!(table, module_function(&mut raw, self.0.raw, function.as_ptr()))?;
             call!(table, function_parameter(raw, 0, &mut offset, &mut size))?;
-            // All kernels share the first-level cache alike, as much shared memory as there is: a multiprocessor that has to divide it anew is idle
             // All kernels want as much shared memory as there is: a multiprocessor that has to divide its first-level cache anew between two
             // kernels can't run both at once. (No difference was measured yet: docs/experiments.md.)
             call!(table, function_set(raw, PREFERRED_SHARED, 100))?;
@@ -104,13 +104,13 @@ impl Module {
     pub fn dynamic_kernel<P: Copy>(&self, name: &str) -> Result<Kernel<P>, DriverError> {
         let kernel = self.kernel(name)?;
         let (context, raw) = (&self.0.context, kernel.raw);
+        let mut fixed = 0;
         // SAFETY: the function is this module's.
         unsafe {
-            call!(
-                context.table(),
-                function_set(raw, MAX_DYNAMIC_SHARED, context.device().shared_memory as i32)
-            )
-        }?;
+            call!(context.table(), function_get(&mut fixed, STATIC_SHARED, raw))?;
+            let most = context.device().shared_memory as i32 - fixed;
+            call!(context.table(), function_set(raw, MAX_DYNAMIC_SHARED, most))?;
+        }
         Ok(kernel)
     }
 

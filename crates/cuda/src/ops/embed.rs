@@ -22,6 +22,10 @@ struct EmbedParams {
     padding: u32,
 }
 
+/// Threads of a block, and units of a block format that it decodes. Twin: in `kernels/embed.cu`.
+const THREADS: usize = 128;
+const UNITS: usize = 16;
+
 /// A kernel for every format.
 pub(crate) struct Embed(Vec<(Format, Kernel<EmbedParams>)>);
 
@@ -55,9 +59,13 @@ impl Embed {
             width: table.k as u32,
             padding: 0,
         };
-        let pieces = if table.format.is_float() { table.k } else { table.k / 32 };
+        let blocks = match table.format.is_float() {
+            true => (tokens.len() * table.k).div_ceil(THREADS),
+            false => (tokens.len() * table.k / 32).div_ceil(UNITS),
+        };
+        let grid = Grid { blocks: [blocks as u32, 1, 1], threads: THREADS as u32 };
         // SAFETY: the sizes were compared above; the caller checked the ids.
-        unsafe { kernel.launch(stream, Grid::threads(tokens.len() * pieces, 128), &p) }
+        unsafe { kernel.launch(stream, grid, &p) }
     }
 }
 

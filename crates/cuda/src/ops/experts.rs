@@ -4,7 +4,7 @@ use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, Shape, SharedWe
 use strata_quant::Format;
 
 use super::input::{Input, Target, any_blocks};
-use super::one::brought;
+use super::one_old::{Formats, brought};
 use super::route::{FEW_PLACES, RoutingParams, most_units, tile};
 use super::{OpError, module};
 use crate::Failed;
@@ -88,6 +88,7 @@ pub(crate) struct Experts {
     grouped: Vec<(Format, Kernel<GroupedParams>)>,
     swiglu: Kernel<SwigluParams>,
     combine: Kernel<CombineParams>,
+    formats: Formats,
 }
 
 impl Experts {
@@ -99,6 +100,7 @@ impl Experts {
             Ok((format, experts.kernel(&format!("strata_grouped_{way}_{name}"))?))
         };
         Ok(Experts {
+            formats: Formats::new(context, &experts)?,
             few: experts.dynamic_kernel("strata_grouped_few")?.early(),
             hidden: experts.dynamic_kernel("strata_hidden")?.early(),
             grouped: Format::ALL.into_iter().map(grouped).collect::<Result<_, _>>()?,
@@ -198,14 +200,18 @@ impl CudaBackend {
         let up = product(w.up, slots.up, moe.width, scales[1], true);
         let down = product(w.down, slots.down, d, scales[2], false);
         self.prepare_for(&input, [w.gate, w.up].iter().any(|format| !format.is_float()))?;
+        // Which experts a window uses is known on the device only: the most that it can be.
+        let read = (rows * moe.used).min(moe.experts) * slots.stride;
+        if rows == 1 && self.hidden_one(w, scales, &slots, &input, &room.hidden)? {
+            return Ok(read);
+        }
         if !self.hidden(&gate, &up, &input, &room.hidden, !w.down.is_float())? {
             self.grouped(&gate, &input, room.gate)?;
             self.grouped(&up, &input, room.up)?;
             self.swiglu(&room.hidden, room.up, moe.width, !w.down.is_float())?;
         }
         self.grouped(&down, &room.hidden, self.routing.products)?;
-        // Which experts a window uses is known on the device only: the most that it can be.
-        Ok((rows * moe.used).min(moe.experts) * slots.stride)
+        Ok(read)
     }
 
     /// The parameters of a product whose units have a few places each.
@@ -230,7 +236,7 @@ impl CudaBackend {
             rows: product.rows as u32,
             k: input.k() as u32,
             tall: 0,
-            format: self.kernels.products.one.formats.code(product.format),
+            format: self.kernels.experts.formats.code(product.format),
         }
     }
 
@@ -244,8 +250,7 @@ impl CudaBackend {
         hidden: &Input,
         wanted: bool,
     ) -> Result<bool, BackendError> {
-        let (moe, rows, formats) =
-            (self.spec.shape.moe, self.routing.rows, &self.kernels.products.one.formats);
+        let (moe, rows, formats) = (self.spec.shape.moe, self.routing.rows, &self.kernels.experts.formats);
         let Some(bytes) = gate.format.row_bytes(input.k()) else { return Ok(false) };
         let shared = 4 * 64 + 2 * brought(32 * bytes) + formats.room(gate.format, 64, input.k() / 32);
         let fit = gate.format == up.format && !gate.format.is_float() && moe.width.is_multiple_of(32);
@@ -278,7 +283,7 @@ impl CudaBackend {
         let routing = self.routing.params(&moe);
         let [q, d, sums] = input.quantised_addresses();
         if !product.format.is_float() && tile(&moe, rows) == FEW_PLACES {
-            let formats = &self.kernels.products.one.formats;
+            let formats = &self.kernels.experts.formats;
             let bytes = product.format.row_bytes(input.k()).expect("rows are whole blocks");
             let height = formats.rows(product.format, product.rows, input.k() / 32, rows * moe.used);
             let shared = brought(height * bytes) + formats.room(product.format, height, input.k() / 32);
@@ -371,6 +376,11 @@ impl CudaBackend {
         } else {
             shared(self)?
         }
+        let read = [gate, up, down].iter().map(|w| w.bytes.len()).sum();
+        if let Some(left) = self.left_down.take() {
+            self.down_left(left, room.shared, room.scalar, y)?;
+            return Ok(read);
+        }
         let p = CombineParams {
             routing: self.routing.params(&moe),
             products: self.routing.products.address(),
@@ -384,6 +394,6 @@ impl CudaBackend {
         // SAFETY: the routing is of these rows.
         unsafe { self.kernels.experts.combine.launch(&self.stream, Grid { blocks, threads: 128 }, &p) }
             .map_err(Failed::from)?;
-        Ok([gate, up, down].iter().map(|w| w.bytes.len()).sum())
+        Ok(read)
     }
 }

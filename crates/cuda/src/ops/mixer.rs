@@ -1,14 +1,15 @@
 //! Hyper-connection mixers and the head behind the last: `kernels/mixer.cu`.
 
 use strata_backend::{BackendError, Buffer, MixerWeights, Op, Shape, Spec, Weight};
+use strata_quant::Format;
 
 use super::experts::ASIDE;
 use super::input::{Input, Target, any_blocks};
-use super::one::{Formats, brought, most_rows, piece_bytes};
+use super::one::{Formats, THREADS, brought, code, float_room};
 use super::{OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
-use crate::driver::{Context, DeviceSlice, Grid, Kernel};
+use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
 use crate::inputs::Ids;
 use crate::scratch::Scratch;
 use crate::weights::Matrix;
@@ -83,19 +84,15 @@ struct NarrowParams {
     normed: u64,
     u: u64,
     quantised: Target,
-    format: u32,
     inject_format: u32,
     rank: u32,
     width: u32,
     streams: u32,
-    padding: u32,
 }
 
 /// Threads of a block of `strata_norm`, and the widest stream that it quantises itself. Twins: `NORMERS`, `STAGED`.
 const NORMERS: u32 = 640;
 const STAGED: usize = 4096;
-/// Threads of a block of `strata_narrow`. Twin: `NARROWERS`.
-const NARROWERS: usize = 512;
 
 /// The kernels.
 pub(crate) struct Mixers {
@@ -103,18 +100,23 @@ pub(crate) struct Mixers {
     gates: Kernel<GatesParams>,
     mix: Kernel<MixParams>,
     write: Kernel<WriteParams>,
-    narrow: Kernel<NarrowParams>,
+    narrow: Vec<(Format, Kernel<NarrowParams>)>,
 }
 
 impl Mixers {
     pub(crate) fn new(context: &Context) -> Result<Mixers, OpError> {
         let module = module(context, "mixer")?;
+        let narrow = |format: Format| {
+            let name = format!("strata_narrow_{}", format.name().to_lowercase());
+            Ok::<_, DriverError>((format, module.dynamic_kernel(&name)?.early()))
+        };
+        let blocks = Format::ALL.into_iter().filter(|format| !format.is_float());
         Ok(Mixers {
             norm: module.kernel("strata_norm")?.early(),
             gates: module.kernel("strata_mixer_gates")?,
             mix: module.kernel("strata_mix")?,
             write: module.kernel("strata_write")?.early(),
-            narrow: module.dynamic_kernel("strata_narrow")?.early(),
+            narrow: blocks.map(narrow).collect::<Result<_, _>>()?,
         })
     }
 }
@@ -162,12 +164,16 @@ fn narrow_room(formats: &Formats, up: &Matrix, inject: Option<Matrix>, shape: &S
     let Shape { hidden: d, streams, mixer_rank: rank, .. } = *shape;
     let row = up.format.row_bytes(rank)?;
     let whole = rank.is_multiple_of(32) && d.is_multiple_of(32) && (d * row).is_multiple_of(16);
-    let rows = 32 * streams;
-    let bytes = 4 * rows + streams * brought(32 * row) + formats.room(up.format, rows, rank / 32);
-    let bytes = bytes.max(if inject.is_some() { 2 * piece_bytes() } else { 0 });
-    let fit = rows.is_power_of_two() && rows <= most_rows(up.format, NARROWERS) && bytes <= formats.shared;
     let floats = inject.is_none_or(|w| w.format.is_float() && w.scale.is_none());
-    (!up.format.is_float() && floats && whole && fit).then_some(bytes)
+    if up.format.is_float() || !whole || !floats {
+        return None;
+    }
+    let (rows, units) = (32 * streams, rank / 32);
+    let (terms, grid) = formats.terms(up.format, units);
+    let column = (rank + 8 * units + 4 * rows).next_multiple_of(16);
+    let bytes = column + streams * brought(32 * row) + rows * terms + grid;
+    let bytes = bytes.max(if inject.is_some() { float_room(1, streams * d) } else { 0 });
+    formats.allow(bytes).then_some(bytes)
 }
 
 /// What the head needs besides its mixer: the rows' inputs.
@@ -254,15 +260,18 @@ impl CudaBackend {
                 normed: room.normed.address(),
                 u: u.floats().address(),
                 quantised: u.target(wanted, d),
-                format: formats.code(up.format),
-                inject_format: inject.map_or(0, |(w, _)| formats.code(w.format)),
+                inject_format: inject.map_or(0, |(w, _)| code(w.format)),
                 rank: rank as u32,
                 width: d as u32,
                 streams: streams as u32,
-                padding: 0,
             };
             let blocks = d / 32 + inject.map_or(0, |_| streams);
-            let grid = Grid { blocks: [blocks as u32, 1, 1], threads: NARROWERS as u32 };
+            let grid = Grid {
+                blocks: [blocks as u32, 1, 1],
+                threads: formats.threads(up.format, rank / 32, THREADS) as u32,
+            };
+            let found = narrow.iter().find(|(format, _)| *format == up.format);
+            let (_, narrow) = found.expect("every block format has a kernel");
             // SAFETY: one row of everything; `narrow_room` counts what the kernel lays out.
             unsafe { narrow.launch_with(&self.stream, grid, shared as u32, &p) }.map_err(Failed::from)?;
             return Ok(read);

@@ -5,12 +5,14 @@
 mod draft;
 mod embed;
 mod experts;
+mod experts_one;
 mod floats;
 mod gdn;
 mod input;
 mod mixer;
 mod ngram;
 mod one;
+mod one_old;
 mod products;
 mod qsa;
 mod recurrent;
@@ -19,6 +21,7 @@ mod sample;
 
 use strata_backend::Spec;
 
+pub(crate) use experts_one::LeftDown;
 pub(crate) use gdn::check as check_gdn;
 pub(crate) use mixer::Left;
 pub use products::{Columns, Products};
@@ -67,6 +70,7 @@ pub(crate) struct Kernels {
     pub(crate) qsa: qsa::Qsa,
     pub(crate) route: route::Route,
     pub(crate) experts: experts::Experts,
+    pub(crate) experts_one: experts_one::ExpertsOne,
     pub(crate) draft: draft::Draft,
     pub(crate) sorter: Sorter,
 }
@@ -84,6 +88,7 @@ impl Kernels {
             qsa: qsa::Qsa::new(context)?,
             route: route::Route::new(context)?,
             experts: experts::Experts::new(context)?,
+            experts_one: experts_one::ExpertsOne::new(context)?,
             draft: draft::Draft::new(context)?,
             sorter: Sorter::new(context)?,
         })

@@ -49,7 +49,7 @@ impl Ngram {
     pub(crate) fn new(context: &Context) -> Result<Ngram, OpError> {
         let module = module(context, "ngram")?;
         Ok(Ngram {
-            gated_value: module.kernel("strata_gated_value")?,
+            gated_value: module.dynamic_kernel("strata_gated_value")?,
             conv: module.kernel("strata_ngram_conv")?,
         })
     }
@@ -132,9 +132,9 @@ impl CudaBackend {
             eps,
         };
         let Ngram { gated_value, conv: kernel } = &self.kernels.ngram;
-        // SAFETY: `Room` made them as large as the window is.
-        unsafe { gated_value.launch(&self.stream, Grid::threads(rows * streams * 32, 128), &p) }
-            .map_err(Failed::from)?;
+        let grid = Grid { blocks: [(rows * streams) as u32, 1, 1], threads: 128 };
+        // SAFETY: `Room` made them as large as the window is; a block keeps three streams of a row.
+        unsafe { gated_value.launch_with(&self.stream, grid, 12 * d as u32, &p) }.map_err(Failed::from)?;
         let state = self.recurrent(layer, &window)?;
         let floats = self.state.layer(layer)?;
         let history: usize = floats.gdn.iter().sum();

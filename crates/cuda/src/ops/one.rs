@@ -1,20 +1,26 @@
-//! Several matrices with the same one column: `kernels/one.cuh`, `kernels/products.cu`. Owns how many rows a block of threads takes, and
-//! how much shared memory that needs.
+//! Several matrices with the same one column: `kernels/one.cuh`, `kernels/one.cu`. Owns how a block of threads is laid out: how many
+//! rows it takes, how many at a time, and how much shared memory that needs.
 
 use strata_quant::Format;
 
 use super::products::Columns;
+use super::{OpError, module};
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
 
 /// Matrices of a launch. Twin: `OneParams`.
 const MOST: usize = 6;
-const THREADS: usize = 128;
-/// Units of a tile, at most.
-const UNITS: usize = 640;
+/// Threads of a block, at most. Twin: `ONE_THREADS`.
+pub(crate) const THREADS: usize = 320;
+/// Threads of a block, at least.
+const LEAST_THREADS: usize = 128;
+/// Blocks of threads that a multiprocessor has at once.
+pub(crate) const BLOCKS: usize = 2;
 /// Values of a float row that are brought at once. Twin: `PIECE` in `kernels/one.cuh`.
 const PIECE: usize = 2560;
-/// Blocks of threads that a multiprocessor has registers for.
-const BLOCKS: usize = 8;
+/// Float rows of a block of threads, at most: each has a warp.
+const FLOAT_ROWS: usize = 4;
+/// Bytes of shared memory that a block takes besides what it is told to have.
+const FIXED: usize = 3072;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -24,10 +30,10 @@ struct OneMatrix {
     scale: u64,
     format: u32,
     rows: u32,
-    tall: u32,
+    share: u32,
     first: u32,
-    blocks: u32,
     row_bytes: u32,
+    padding: u32,
 }
 
 #[repr(C)]
@@ -39,83 +45,150 @@ struct OneParams {
     sums: u64,
     floats: u64,
     count: u32,
+    chunk: u32,
+    turns: u32,
     buffer: u32,
     k: u32,
     padding: u32,
 }
 
-/// What a kernel that learns its format when it runs knows of one. Twin: `strata_format_*` in `kernels/products.cu`.
-#[derive(Clone, Copy)]
+/// What the layout of a block depends on in a block format. Twin: `strata_format_*` in `kernels/one.cu`.
+#[derive(Debug, Clone, Copy)]
 struct Traits {
     format: Format,
-    code: u32,
     /// Terms of a unit.
     terms: usize,
     /// Words of the code book.
     grid: usize,
+    /// Units that a thread decodes together.
+    together: usize,
 }
 
-/// Formats as such kernels know them.
+/// How a block of threads takes rows of a block format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Threads of a block.
+    pub(crate) threads: usize,
+    /// Rows of a chunk, and buffers for chunks: one, or two, so that the next chunk comes while one is multiplied.
+    pub(crate) chunk: usize,
+    pub(crate) turns: usize,
+    /// Bytes of a buffer for rows, and all bytes of shared memory.
+    pub(crate) buffer: usize,
+    pub(crate) shared: usize,
+}
+
+/// Block formats as the kernels know them.
 #[derive(Clone)]
 pub(crate) struct Formats {
     traits: Vec<Traits>,
     /// Bytes of shared memory that a block may have.
     pub(crate) shared: usize,
-    processors: usize,
+    pub(crate) processors: usize,
+}
+
+/// A format of float weights as kernels know it; 0 for block formats. Twin: `Code` in `kernels/one.cuh`.
+pub(crate) fn code(format: Format) -> u32 {
+    match format {
+        Format::F32 => 1,
+        Format::F16 => 2,
+        Format::Bf16 => 3,
+        _ => 0,
+    }
+}
+
+/// Bytes of shared memory that so many bytes take from whatever address. Twin: `brought` in `kernels/shared.cuh`.
+pub(crate) fn brought(bytes: usize) -> usize {
+    (bytes + 30) / 16 * 16
+}
+
+/// Bytes of shared memory for float rows of `k` values, `rows` at a time, and the column. Twin: `float_rows` in `kernels/one.cuh`.
+pub(crate) fn float_room(rows: usize, k: usize) -> usize {
+    k.div_ceil(PIECE).min(2) * (rows + 1) * brought(4 * PIECE)
 }
 
 impl Formats {
     pub(crate) fn new(context: &Context, module: &Module) -> Result<Formats, DriverError> {
         let of = |format: Format| -> Result<_, DriverError> {
-            let [code, second, grid] =
+            let [second, grid, together] =
                 module.words(&format!("strata_format_{}", format.name().to_lowercase()))?;
-            Ok(Traits { format, code, terms: 1 + second as usize, grid: grid as usize })
+            Ok(Traits {
+                format,
+                terms: 1 + second as usize,
+                grid: grid as usize,
+                together: together as usize,
+            })
         };
+        let blocks = Format::ALL.into_iter().filter(|format| !format.is_float());
         Ok(Formats {
-            traits: Format::ALL.into_iter().map(of).collect::<Result<_, _>>()?,
+            traits: blocks.map(of).collect::<Result<_, _>>()?,
             shared: context.device().shared_memory as usize,
             processors: context.device().processors as usize,
         })
     }
 
+    /// Whether a block of threads can have so many bytes.
+    pub(crate) fn allow(&self, bytes: usize) -> bool {
+        bytes + FIXED <= self.shared
+    }
+
     fn of(&self, format: Format) -> &Traits {
-        self.traits.iter().find(|traits| traits.format == format).expect("every format has traits")
+        self.traits.iter().find(|traits| traits.format == format).expect("every block format has traits")
     }
 
-    /// A format's number.
-    pub(crate) fn code(&self, format: Format) -> u32 {
-        self.of(format).code
-    }
-
-    /// Bytes that `One` in `kernels/one.cuh` lays out for rows of a block format, the code book included, the rows themselves not.
-    pub(crate) fn room(&self, format: Format, rows: usize, units: usize) -> usize {
+    /// Bytes of terms of a row, and of the code book. Twin: `One` in `kernels/one.cuh`.
+    pub(crate) fn terms(&self, format: Format, units: usize) -> (usize, usize) {
         let Traits { terms, grid, .. } = self.of(format);
-        let stride = (units + 2).next_multiple_of(2);
-        40 * units + 8 + rows * (8 * terms * stride + 4 * units.div_ceil(64)) + 4 * grid
+        (8 * terms * (units + 2).next_multiple_of(2), 4 * grid + 16)
     }
 
-    /// Rows of a block of threads, a power of two, for `rows` rows of `units` units in each of `matrices` matrices: enough blocks to fill
-    /// the GPU.
-    pub(crate) fn rows(&self, format: Format, rows: usize, units: usize, matrices: usize) -> usize {
-        let enough = (rows * matrices / (2 * self.processors)).max(1);
-        let most = (UNITS / units.max(1)).clamp(1, most_rows(format, THREADS));
-        1 << enough.min(most).ilog2()
+    /// Units that a thread decodes together.
+    pub(crate) fn together(&self, format: Format) -> usize {
+        self.of(format).together
     }
-}
 
-/// Rows that so many threads can have at once: each has a unit of a block.
-pub(crate) fn most_rows(format: Format, threads: usize) -> usize {
-    threads / (format.block_len() / 32).max(1)
-}
+    /// Threads for rows of `units` units, at most `most`: as many as have something to do.
+    pub(crate) fn threads(&self, format: Format, units: usize, most: usize) -> usize {
+        let groups = units / self.of(format).together;
+        let busy = |threads: usize| match groups <= threads {
+            true => (threads / groups * groups, threads),
+            false => (groups, groups.div_ceil(threads) * threads),
+        };
+        let all = (LEAST_THREADS..=most).step_by(32);
+        // The largest share of them; of equals the most threads.
+        all.max_by_key(|&threads| {
+            let (busy, of) = busy(threads);
+            (busy * 1000 / of, threads)
+        })
+        .expect("there are some")
+    }
 
-/// Bytes of shared memory that so many bytes take from whatever address.
-pub(crate) fn brought(bytes: usize) -> usize {
-    (bytes + 30) / 16 * 16
-}
-
-/// Bytes of a buffer for a piece of a float row, and of its column.
-pub(crate) fn piece_bytes() -> usize {
-    2 * brought(4 * PIECE)
+    /// The layout for blocks that have `share` rows of `k` values: [`BLOCKS`] of them on a multiprocessor, if one row allows it. None if it
+    /// has no room for one row.
+    pub(crate) fn layout(&self, format: Format, k: usize, share: usize) -> Option<Layout> {
+        let (units, raw) = (k / 32, format.row_bytes(k)?);
+        let (terms, grid) = self.terms(format, units);
+        let threads = self.threads(format, units, THREADS);
+        let all = |rows: usize, turns: usize| turns * (brought(rows * raw) + rows * terms) + grid;
+        let layout = |chunk: usize, turns: usize| Layout {
+            threads,
+            chunk,
+            turns,
+            buffer: brought(chunk * raw),
+            shared: all(chunk, turns),
+        };
+        let (room, most) = ((self.shared / BLOCKS).saturating_sub(FIXED), self.shared.saturating_sub(FIXED));
+        if all(share, 1) <= room {
+            return Some(layout(share, 1));
+        }
+        let across = (threads * self.of(format).together / units).max(1);
+        let fit = |rows: &usize| all(*rows, 2) <= room;
+        let several = (1..=share / across).map(|times| times * across).take_while(fit).last();
+        let chunk = several.or_else(|| (1..across.min(share)).take_while(fit).last());
+        match chunk {
+            Some(chunk) => Some(layout(chunk, 2)),
+            None => (all(1, 1) <= most).then(|| layout(1, 1)),
+        }
+    }
 }
 
 /// A matrix to multiply.
@@ -128,40 +201,35 @@ pub(crate) struct Wanted {
     pub(crate) out: DeviceSlice<f32>,
 }
 
-/// The kernel.
+/// The kernels.
 pub(crate) struct One {
-    kernel: Kernel<OneParams>,
+    blocks: Vec<(Format, Kernel<OneParams>)>,
+    floats: Kernel<OneParams>,
     pub(crate) formats: Formats,
 }
 
 impl One {
-    pub(crate) fn new(context: &Context, module: &Module) -> Result<One, DriverError> {
-        Ok(One {
-            kernel: module.dynamic_kernel("strata_one")?.early(),
-            formats: Formats::new(context, module)?,
-        })
-    }
-
-    /// Rows of a tile for matrices of `k` columns, bytes of a buffer, and those of all shared memory.
-    fn layout<'a>(
-        &self,
-        formats: impl Iterator<Item = &'a Format> + Clone,
-        tile: usize,
-        k: usize,
-    ) -> (usize, usize) {
-        let bytes = |format: &Format| match format.is_float() {
-            true => piece_bytes(),
-            false => brought(tile * format.row_bytes(k).expect("rows are whole blocks")),
+    pub(crate) fn new(context: &Context) -> Result<One, OpError> {
+        let module = module(context, "one")?;
+        let kernel = |name: &str| {
+            let kernel = module.dynamic_kernel(&format!("strata_one_{name}"))?;
+            Ok::<Kernel<OneParams>, DriverError>(kernel.early())
         };
-        let room =
-            |format: &Format| if format.is_float() { 0 } else { self.formats.room(*format, tile, k / 32) };
-        let buffer = formats.clone().map(bytes).max().unwrap_or(0);
-        (buffer, 2 * buffer + formats.map(room).max().unwrap_or(0))
+        let blocks = Format::ALL.into_iter().filter(|format| !format.is_float());
+        let blocks = blocks.map(|format| Ok((format, kernel(&format.name().to_lowercase())?)));
+        Ok(One {
+            blocks: blocks.collect::<Result<_, DriverError>>()?,
+            floats: kernel("floats")?,
+            formats: Formats::new(context, &module)?,
+        })
     }
 
     /// Whether a block of threads has room for rows of `k` values.
     pub(crate) fn fits(&self, format: Format, k: usize) -> bool {
-        self.layout([format].iter(), 1, k).1 <= self.formats.shared
+        match format.is_float() {
+            true => self.formats.allow(float_room(1, k)),
+            false => self.formats.layout(format, k, 1).is_some(),
+        }
     }
 
     /// Queues `out = w . x` for every matrix. All of them fit. `columns` is for block formats, `floats` for the others.
@@ -173,8 +241,18 @@ impl One {
         columns: Option<&Columns>,
         floats: Option<DeviceSlice<f32>>,
     ) -> Result<(), DriverError> {
-        for wanted in wanted.chunks(MOST) {
-            self.launch_some(stream, wanted, k, columns, floats)?;
+        // A launch has one block format; float weights go with the first.
+        let (mut rest, mut floating): (Vec<&Wanted>, Vec<&Wanted>) =
+            wanted.iter().partition(|w| !w.format.is_float());
+        while !rest.is_empty() || !floating.is_empty() {
+            let format = rest.first().map(|w| w.format);
+            let now = rest.iter().copied().filter(|w| Some(w.format) == format);
+            let mut now: Vec<&Wanted> = now.collect();
+            rest.retain(|w| Some(w.format) != format);
+            now.append(&mut floating);
+            for some in now.chunks(MOST) {
+                self.launch_some(stream, some, k, columns, floats)?;
+            }
         }
         Ok(())
     }
@@ -182,40 +260,32 @@ impl One {
     fn launch_some(
         &self,
         stream: &Stream,
-        wanted: &[Wanted],
+        wanted: &[&Wanted],
         k: usize,
         columns: Option<&Columns>,
         floats: Option<DeviceSlice<f32>>,
     ) -> Result<(), DriverError> {
-        let (formats, units) = (wanted.iter().map(|w| &w.format), k / 32);
-        // What a tile costs: rounds of units, and about three more; a float row is a chain of its own.
-        let cost = |w: &Wanted, tile: usize| match w.format.is_float() {
-            true => 4 + k / 640,
-            false => (tile * units).div_ceil(THREADS) + 3,
+        let format = wanted.iter().map(|w| w.format).find(|format| !format.is_float());
+        let room = self.formats.shared / BLOCKS;
+        let float_rows =
+            (1..=FLOAT_ROWS).rev().find(|&rows| float_room(rows, k) + FIXED <= room).unwrap_or(1);
+        let sum = |float: bool, of: &dyn Fn(&Wanted) -> usize| -> usize {
+            wanted.iter().filter(|w| w.format.is_float() == float).map(|w| of(w)).sum()
         };
-        let tiles = |w: &Wanted, tile| if w.format.is_float() { w.rows } else { w.rows.div_ceil(tile) };
-        // The tile, a power of two, with which the block of threads that has most to do has least; matrices have blocks by what they cost.
-        let plan = |tile: usize| {
-            let (buffer, shared) = self.layout(formats.clone(), tile, k);
-            let room = self.formats.processors * (self.formats.shared / shared.max(1)).clamp(1, BLOCKS);
-            let all: usize = wanted.iter().map(|w| tiles(w, tile) * cost(w, tile)).sum();
-            let blocks = |w: &Wanted| {
-                let tiles = tiles(w, tile);
-                // Rounds, not blocks, are what there is a whole number of.
-                let share = (room * tiles * cost(w, tile) / all).clamp(1, tiles);
-                tiles.div_ceil(tiles.div_ceil(share))
-            };
-            let blocks: Vec<usize> = wanted.iter().map(blocks).collect();
-            let rounds = wanted.iter().zip(&blocks);
-            let longest = rounds.map(|(w, blocks)| tiles(w, tile).div_ceil(*blocks) * cost(w, tile)).max();
-            (longest, tile, buffer, shared, blocks)
-        };
-        let most = formats.clone().map(|format| most_rows(*format, THREADS)).min().unwrap_or(1);
-        let most = (UNITS / units.max(1)).clamp(1, most);
-        let plans =
-            (0..=most.ilog2()).map(|power| plan(1 << power)).filter(|plan| plan.3 <= self.formats.shared);
-        let (_, tile, buffer, shared, blocks) = plans.min_by_key(|plan| plan.0).expect("all of them fit");
-        let columns = columns.filter(|_| formats.clone().any(|format| !format.is_float()));
+        let slots = BLOCKS * self.formats.processors;
+        let float_blocks = sum(true, &|w| w.rows.div_ceil(float_rows));
+        // As few rows as can be for a block, if all blocks shall be there at once.
+        let left = slots.saturating_sub(float_blocks).max(slots / 2);
+        let rows = sum(false, &|w| w.rows);
+        let least = rows.div_ceil(left).max(1);
+        let share = (least..=rows.max(1))
+            .find(|&share| sum(false, &|w| w.rows.div_ceil(share)) <= left)
+            .unwrap_or(rows.max(1));
+        let layout = format.and_then(|format| self.formats.layout(format, k, share));
+        let layout =
+            layout.unwrap_or(Layout { threads: FLOAT_ROWS * 32, chunk: 0, turns: 1, buffer: 0, shared: 0 });
+        let shared = layout.shared.max(if float_blocks > 0 { float_room(float_rows, k) } else { 0 });
+        let columns = columns.filter(|_| format.is_some());
         let mut p = OneParams {
             matrices: [OneMatrix::default(); MOST],
             q: columns.map_or(0, |x| x.q.address()),
@@ -223,29 +293,39 @@ impl One {
             sums: columns.map_or(0, |x| x.sums.address()),
             floats: floats.map_or(0, DeviceSlice::address),
             count: wanted.len() as u32,
-            buffer: buffer as u32,
+            chunk: layout.chunk as u32,
+            turns: layout.turns as u32,
+            buffer: layout.buffer as u32,
             k: k as u32,
             padding: 0,
         };
         let mut first = 0;
-        for ((w, matrix), blocks) in wanted.iter().zip(&mut p.matrices).zip(blocks) {
+        for (w, matrix) in wanted.iter().zip(&mut p.matrices) {
             assert!(w.format.row_bytes(w.rows * k) == Some(w.weights.len()) && w.out.len() >= w.rows);
             assert!(if w.format.is_float() { floats.is_some() } else { columns.is_some() });
+            let share = if w.format.is_float() { float_rows } else { share };
             *matrix = OneMatrix {
                 weights: w.weights.address(),
                 out: w.out.address(),
                 scale: w.scale.map_or(0, DeviceSlice::address),
-                format: self.formats.code(w.format),
+                format: code(w.format),
                 rows: w.rows as u32,
-                tall: tile.ilog2(),
+                share: share as u32,
                 first,
-                blocks: blocks as u32,
                 row_bytes: (w.weights.len() / w.rows) as u32,
+                padding: 0,
             };
-            first += blocks as u32;
+            first += w.rows.div_ceil(share) as u32;
         }
-        let grid = Grid { blocks: [first, 1, 1], threads: THREADS as u32 };
-        // SAFETY: the sizes were compared above; `layout` counts what the kernel lays out.
-        unsafe { self.kernel.launch_with(stream, grid, shared as u32, &p) }
+        let kernel = match format {
+            Some(format) => {
+                let found = self.blocks.iter().find(|(other, _)| *other == format);
+                &found.expect("every block format has a kernel").1
+            }
+            None => &self.floats,
+        };
+        let grid = Grid { blocks: [first, 1, 1], threads: layout.threads as u32 };
+        // SAFETY: the sizes were compared above; `layout` and `float_room` count what the kernel lays out.
+        unsafe { kernel.launch_with(stream, grid, shared as u32, &p) }
     }
 }

@@ -122,7 +122,7 @@ impl Products {
             Ok((format, kernels))
         };
         Ok(Products {
-            one: One::new(context, &module)?,
+            one: One::new(context)?,
             processors: context.device().processors as usize,
             terms: if context.device().capability < (8, 0) { 260 } else { 520 },
             quantise: module.kernel("strata_quantise")?,

@@ -14,7 +14,7 @@ use crate::{Failed, failed};
 #[derive(Clone, Copy)]
 pub(crate) struct RoutingParams {
     experts: u64,
-    shares: u64,
+    pub(crate) shares: u64,
     places: u64,
     pub(crate) order: u64,
     counts: u64,
@@ -64,12 +64,18 @@ const CHOOSERS: u32 = 512;
 /// Rows whose pairs one block groups.
 const FEW: usize = 32;
 
+/// Experts of a layer, at most. Twin: in `kernels/route.cu`.
+const MOST_EXPERTS: usize = 2048;
+
 /// Whether there is a kernel for so many experts a row.
 pub(crate) fn check(moe: &MoeShape) -> Result<(), BackendError> {
-    if moe.used <= 32 {
-        return Ok(());
+    if moe.used > 32 {
+        return Err(failed(format!("{} experts a token; at most 32 can be run", moe.used)));
     }
-    Err(failed(format!("{} experts a token; at most 32 can be run", moe.used)))
+    if moe.experts > MOST_EXPERTS {
+        return Err(failed(format!("{} experts a layer; at most {MOST_EXPERTS} can be run", moe.experts)));
+    }
+    Ok(())
 }
 
 /// Places of a unit where an expert has a few.

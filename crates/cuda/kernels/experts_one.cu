@@ -1,0 +1,185 @@
+// The routed experts of one row: gate, up and SwiGLU; then down, the sum over experts, and the shared expert. An
+// expert's address comes from the residency table.
+#include "one.cuh"
+
+namespace strata {
+
+/// Twins of all parameters: `src/ops/experts_one.rs`.
+struct HiddenParams {
+    /// Per expert the address of its slot, which starts with the gate's rows; where those of up start.
+    const uint64_t* slots;
+    uint64_t up;
+    /// `[used]`
+    const uint32_t* experts;
+    Columns x;
+    /// Per expert what its products are multiplied with, or null.
+    const float* gate_scales;
+    const float* up_scales;
+    /// `[used][width]`, quantised.
+    Target hidden;
+    uint32_t width, k;
+};
+
+/// Hidden values of a block of threads: as many as are quantised together.
+constexpr int HIDDEN = 32;
+/// Threads of a block, at most: registers allow two blocks at once. Twin: `hidden_threads`.
+template <class F>
+constexpr int HIDDEN_THREADS = F::SHARE == 1 ? 480 : ONE_THREADS;
+
+/// Grid: hidden values, experts.
+template <class F>
+__device__ void hidden(const HiddenParams& p) {
+    using Rows = One<F>;
+    extern __shared__ __align__(16) uint8_t room[];
+    __shared__ Arrival arrival, book;
+    __shared__ float products[2 * HIDDEN];
+    const int units = p.k / 32, rows = 2 * HIDDEN;
+    const uint32_t first = blockIdx.x * HIDDEN, row_bytes = units / Rows::PER_BLOCK * F::BYTES;
+    const uint32_t piece = brought(HIDDEN * row_bytes);
+    uint8_t* terms = room + 2 * piece;
+    if (threadIdx.x == 0) {
+        arrival.init(2), book.init(1);
+    }
+    const uint32_t* grid = nullptr;
+    if constexpr (F::GRID > 0) {
+        const Rows last(terms, rows, units, 1, nullptr);
+        uint8_t* at = reinterpret_cast<uint8_t*>(last.first);
+        grid = reinterpret_cast<const uint32_t*>(book.bring(at, F::codebook(), F::GRID * 4));
+    }
+    const Rows one(terms, rows, units, 0, grid);
+    ready();
+    // Not before: the kernel behind takes the routing as it is.
+    pass();
+    const uint32_t expert = p.experts[blockIdx.y];
+    const uint8_t* from = reinterpret_cast<const uint8_t*>(p.slots[expert]) + size_t(first) * row_bytes;
+    const uint8_t* gate = arrival.bring(room, from, HIDDEN * row_bytes);
+    const uint8_t* up = arrival.bring(room + piece, from + p.up, HIDDEN * row_bytes);
+    const int groups = units / Rows::SHARE, lanes = min(groups, int(blockDim.x)), across = blockDim.x / lanes;
+    const int mine = threadIdx.x % lanes, slot = threadIdx.x / lanes;
+    typename Rows::Column column;
+    column.load(p.x, mine);
+    __syncthreads();
+    arrival.wait(0, false);
+    if (F::GRID > 0) {
+        book.wait(0, false);
+    }
+    if (slot < across) {
+        for (int group = mine; group < groups; group += lanes) {
+            if (group != mine) {
+                column.load(p.x, group);
+            }
+            one.put_rows(slot, across, rows, group, column, [&](int r) {
+                return r < HIDDEN ? gate + r * row_bytes : up + (r - HIDDEN) * row_bytes;
+            });
+        }
+    }
+    __syncthreads();
+    one.add_up(rows, [&](int r, float sum) {
+        const float* scales = r < HIDDEN ? p.gate_scales : p.up_scales;
+        products[r] = scales == nullptr ? sum : sum * scales[expert];
+    });
+    __syncthreads();
+    if (threadIdx.x < HIDDEN) {
+        const float value = swiglu(products[threadIdx.x], products[HIDDEN + threadIdx.x]);
+        p.hidden.put(value, size_t(blockIdx.y) * p.width + first + threadIdx.x);
+    }
+}
+
+struct DownParams {
+    const uint64_t* slots;
+    /// Where the rows of down start in a slot.
+    uint64_t offset;
+    /// `[used]` each: experts in ascending order, and their shares.
+    const uint32_t* experts;
+    const float* shares;
+    /// `[used][k]`
+    Columns hidden;
+    const float* scales;
+    /// `[rows]`: the shared expert's product, and the scalar of its gate, before the sigmoid.
+    const float* shared;
+    const float* scalar;
+    /// `[rows]`
+    float* y;
+    /// Rows, and those of a block of threads.
+    uint32_t rows, share, used, k;
+};
+
+/// Threads of a block, at most: registers allow three blocks at once. Twin: `ops/experts_one.rs`.
+constexpr int DOWN_THREADS = 256;
+
+/// `y = sum over experts, ascending id, of p_e * product_e + sigmoid(scalar) * shared`. A block of threads has the same
+/// rows of all experts.
+template <class F>
+__device__ void down(const DownParams& p) {
+    using Rows = One<F>;
+    extern __shared__ __align__(16) uint8_t room[];
+    __shared__ Arrival arrival;
+    pass();
+    const int units = p.k / 32;
+    const uint32_t first = blockIdx.x * p.share, rows = min(p.share, p.rows - first);
+    const uint32_t row_bytes = units / Rows::PER_BLOCK * F::BYTES, piece = brought(p.share * row_bytes);
+    float* products = reinterpret_cast<float*>(room);
+    uint8_t* raw = room + (p.used * p.share * 4 + 15) / 16 * 16;
+    uint8_t* terms = raw + p.used * piece;
+    const int all = int(p.used * p.share);
+    if (threadIdx.x == 0) {
+        arrival.init(int(p.used) + (F::GRID > 0 ? 1 : 0));
+    }
+    const uint32_t* grid = nullptr;
+    if constexpr (F::GRID > 0) {
+        const Rows last(terms, all, units, 1, nullptr);
+        uint8_t* at = reinterpret_cast<uint8_t*>(last.first);
+        grid = reinterpret_cast<const uint32_t*>(arrival.bring(at, F::codebook(), F::GRID * 4));
+    }
+    const Rows one(terms, all, units, 0, grid);
+    // The kernel in front let this one start when it had waited for the routing: weights need not wait for more. It is
+    // read past the first-level cache, where another layer's may lie.
+    auto rows_of = [&](uint32_t i) {
+        return reinterpret_cast<const uint8_t*>(__ldcg(p.slots + __ldcg(p.experts + i)) + p.offset) +
+               size_t(first) * row_bytes;
+    };
+    for (uint32_t i = 0; i < p.used; i++) {
+        arrival.bring(raw + i * piece, rows_of(i), rows * row_bytes);
+    }
+    const int groups = units / Rows::SHARE, lanes = min(groups, int(blockDim.x)), across = blockDim.x / lanes;
+    const int mine = threadIdx.x % lanes, slot = threadIdx.x / lanes;
+    __syncthreads();
+    ready();
+    arrival.wait(0, false);
+    for (uint32_t i = slot; i < p.used && slot < across; i += across) {
+        const uint8_t* at = raw + i * piece + (reinterpret_cast<uintptr_t>(rows_of(i)) & 15);
+        for (int group = mine; group < groups; group += lanes) {
+            typename Rows::Column column;
+            column.load(p.hidden.from(i, p.k), group);
+            const int place = int(i * rows);
+            one.put_rows(place, 1, place + int(rows), group, column,
+                         [&](int r) { return at + (r - place) * row_bytes; });
+        }
+    }
+    __syncthreads();
+    one.add_up(int(p.used * rows), [&](int r, float sum) {
+        products[r] = p.scales == nullptr ? sum : sum * p.scales[p.experts[r / rows]];
+    });
+    __syncthreads();
+    if (threadIdx.x < rows) {
+        const uint32_t row = first + threadIdx.x;
+        float y = 0.0f;
+        for (uint32_t i = 0; i < p.used; i++) {
+            y = fma(p.shares[i], products[i * rows + threadIdx.x], y);
+        }
+        p.y[row] = fma(sigmoid(*p.scalar), p.shared[row], y);
+    }
+}
+
+#define STRATA_KERNELS(F, NAME)                                                                     \
+    extern "C" __global__ void __launch_bounds__(HIDDEN_THREADS<F>, 2) strata_hidden_one_##NAME(    \
+        const __grid_constant__ HiddenParams p) {                                                   \
+        hidden<F>(p);                                                                               \
+    }                                                                                               \
+    extern "C" __global__ void __launch_bounds__(DOWN_THREADS, F::SHARE > 1 ? 2 : 3)                \
+        strata_down_one_##NAME(const __grid_constant__ DownParams p) {                              \
+        down<F>(p);                                                                                 \
+    }
+STRATA_BLOCK_FORMATS(STRATA_KERNELS)
+
+}  // namespace strata

@@ -1,0 +1,140 @@
+// Dense products with one column, of all formats.
+#include "one.cuh"
+
+namespace strata {
+
+/// One of the matrices that a launch multiplies with the same column. Twins of both: `ops/one.rs`.
+struct OneMatrix {
+    const uint8_t* weights;
+    float* out;
+    const float* scale;
+    /// A `Code`; rows of a block of threads, and the number of the first block.
+    uint32_t format, rows, share, first, row_bytes;
+};
+
+struct OneParams {
+    OneMatrix matrices[6];
+    /// Quantised, and as it is, for float weights.
+    Columns x;
+    const float* floats;
+    /// Matrices; rows of a chunk; buffers for chunks, one or two, and the bytes of each.
+    uint32_t count, chunk, turns, buffer, k;
+};
+
+/// A block's rows of a block format, chunk by chunk.
+template <class F>
+__device__ void block_rows(const OneParams& p, const OneMatrix& m, uint8_t* room) {
+    using Rows = One<F>;
+    __shared__ Arrival arrivals[2], book;
+    const uint32_t begin = (blockIdx.x - m.first) * m.share, end = min(begin + m.share, m.rows);
+    const uint32_t row_bytes = m.row_bytes, chunk = p.chunk;
+    const int units = p.k / 32;
+    uint8_t* terms = room + p.turns * p.buffer;
+    auto bring = [&](uint32_t first, int turn) {
+        arrivals[turn].bring(room + turn * p.buffer, m.weights + size_t(first) * row_bytes,
+                             min(chunk, end - first) * row_bytes);
+        end_copies();
+    };
+    if (threadIdx.x == 0) {
+        arrivals[0].init(1), arrivals[1].init(1), book.init(1);
+    }
+    const uint32_t* grid = nullptr;
+    if constexpr (F::GRID > 0) {
+        const One<F> last(terms, chunk, units, p.turns, nullptr);
+        uint8_t* at = reinterpret_cast<uint8_t*>(last.first);
+        grid = reinterpret_cast<const uint32_t*>(book.bring(at, F::codebook(), F::GRID * 4));
+    }
+    bring(begin, 0);
+    if (p.turns > 1 && begin + chunk < end) {
+        bring(begin + chunk, 1);
+    }
+    __syncthreads();
+    const int groups = units / Rows::SHARE, lanes = min(groups, int(blockDim.x)), across = blockDim.x / lanes;
+    const int mine = threadIdx.x % lanes, slot = threadIdx.x / lanes;
+    ready();
+    typename Rows::Column column;
+    column.load(p.x, mine);
+    int turn = 0;
+    for (uint32_t first = begin, number = 0; first < end; first += chunk, number++) {
+        const int rows = min(chunk, end - first);
+        const Rows one(terms, chunk, units, turn, grid);
+        arrivals[turn].wait(number / p.turns, p.turns > 1 && first + chunk < end);
+        if (F::GRID > 0 && number == 0) {
+            book.wait(0, p.turns > 1 && first + chunk < end);
+        }
+        const uint8_t* raw =
+            room + turn * p.buffer + (reinterpret_cast<uintptr_t>(m.weights + size_t(first) * row_bytes) & 15);
+        if (slot < across) {
+            for (int group = mine; group < groups; group += lanes) {
+                if (group != mine || (number > 0 && groups > lanes)) {
+                    column.load(p.x, group);
+                }
+                one.put_rows(slot, across, rows, group, column, [&](int r) { return raw + r * row_bytes; });
+            }
+        }
+        __syncthreads();
+        if (first + p.turns * chunk < end) {
+            bring(first + p.turns * chunk, turn);
+        }
+        one.add_up(rows, [&](int r, float sum) { m.out[first + r] = m.scale == nullptr ? sum : sum * *m.scale; });
+        if (p.turns > 1) {
+            turn ^= 1;
+        } else {
+            __syncthreads();
+        }
+    }
+}
+
+/// A block's rows of float weights: one for each warp.
+template <class T>
+__device__ void float_rows(const OneParams& p, const OneMatrix& m, uint8_t* room) {
+    __shared__ Arrival arrivals[2];
+    const uint32_t begin = (blockIdx.x - m.first) * m.share, rows = min(m.share, m.rows - begin);
+    float_rows(room, arrivals, reinterpret_cast<const T*>(m.weights), begin, rows, p.floats, p.k,
+               [&](uint32_t row, float sum) { m.out[row] = m.scale == nullptr ? sum : sum * *m.scale; });
+}
+
+/// The matrix of this block of threads.
+__device__ inline const OneMatrix& matrix_of(const OneParams& p) {
+    uint32_t which = 0;
+    while (which + 1 < p.count && blockIdx.x >= p.matrices[which + 1].first) {
+        which++;
+    }
+    return p.matrices[which];
+}
+
+/// Rows of several matrices, of one block format and of floats, with the same column. A block of threads has rows of
+/// one.
+template <class Blocks>
+__device__ void one(const OneParams& p, Blocks blocks) {
+    extern __shared__ __align__(16) uint8_t one_room[];
+    pass();
+    const OneMatrix& m = matrix_of(p);
+    switch (m.format) {
+        case CODE_f32:
+            return float_rows<float>(p, m, one_room);
+        case CODE_f16:
+            return float_rows<Half>(p, m, one_room);
+        case CODE_bf16:
+            return float_rows<Bfloat>(p, m, one_room);
+        default:
+            blocks(m, one_room);
+    }
+}
+
+/// Float matrices only.
+extern "C" __global__ void __launch_bounds__(ONE_THREADS, 2) strata_one_floats(const __grid_constant__ OneParams p) {
+    one(p, [](const OneMatrix&, uint8_t*) {});
+}
+
+/// A kernel for every block format; whether its units have two terms, the words of its code book, and units that have
+/// bytes in common. Twin: `Traits` in `ops/one.rs`.
+#define STRATA_KERNELS(F, NAME)                                                                 \
+    extern "C" __device__ uint32_t strata_format_##NAME[3] = {SECOND<F>, F::GRID, F::SHARE};    \
+    extern "C" __global__ void __launch_bounds__(ONE_THREADS, 2) strata_one_##NAME(             \
+        const __grid_constant__ OneParams p) {                                                  \
+        one(p, [&](const OneMatrix& m, uint8_t* room) { block_rows<F>(p, m, room); });          \
+    }
+STRATA_BLOCK_FORMATS(STRATA_KERNELS)
+
+}  // namespace strata
