@@ -18,6 +18,7 @@ struct HiddenParams {
     /// `[used][width]`, quantised.
     Target hidden;
     uint32_t width, k;
+    Split split;
 };
 
 /// Hidden values of a block of threads: as many as are quantised together.
@@ -54,10 +55,12 @@ __device__ void hidden(const HiddenParams& p) {
     const uint8_t* from = reinterpret_cast<const uint8_t*>(p.slots[expert]) + size_t(first) * row_bytes;
     const uint8_t* gate = arrival.bring(room, from, HIDDEN * row_bytes);
     const uint8_t* up = arrival.bring(room + piece, from + p.up, HIDDEN * row_bytes);
-    const int groups = units / Rows::SHARE, lanes = min(groups, int(blockDim.x)), across = blockDim.x / lanes;
-    const int mine = threadIdx.x % lanes, slot = threadIdx.x / lanes;
+    const int groups = units / Rows::SHARE, lanes = int(p.split.lanes), across = int(p.split.across);
+    const int mine = p.split.group(), slot = p.split.slot();
     typename Rows::Column column;
-    column.load(p.x, mine);
+    if (slot < across) {
+        column.load(p.x, mine);
+    }
     __syncthreads();
     arrival.wait(0, false);
     if (F::GRID > 0) {
@@ -74,7 +77,7 @@ __device__ void hidden(const HiddenParams& p) {
         }
     }
     __syncthreads();
-    one.add_up(rows, [&](int r, float sum) {
+    one.add_up(p.split, rows, [&](int r, float sum) {
         const float* scales = r < HIDDEN ? p.gate_scales : p.up_scales;
         products[r] = scales == nullptr ? sum : sum * scales[expert];
     });
@@ -102,6 +105,7 @@ struct DownParams {
     float* y;
     /// Rows, and those of a block of threads.
     uint32_t rows, share, used, k;
+    Split split;
 };
 
 /// Threads of a block, at most: registers allow three blocks at once. Twin: `ops/experts_one.rs`.
@@ -134,20 +138,21 @@ __device__ void down(const DownParams& p) {
     const Rows one(terms, all, units, 0, grid);
     // The kernel in front let this one start when it had waited for the routing: weights need not wait for more. It is
     // read past the first-level cache, where another layer's may lie.
-    auto rows_of = [&](uint32_t i) {
-        return reinterpret_cast<const uint8_t*>(__ldcg(p.slots + __ldcg(p.experts + i)) + p.offset) +
-               size_t(first) * row_bytes;
-    };
-    for (uint32_t i = 0; i < p.used; i++) {
-        arrival.bring(raw + i * piece, rows_of(i), rows * row_bytes);
+    __shared__ const uint8_t* rows_of[WARP];
+    if (threadIdx.x < p.used) {
+        const uint64_t slot = __ldcg(p.slots + __ldcg(p.experts + threadIdx.x));
+        rows_of[threadIdx.x] = reinterpret_cast<const uint8_t*>(slot + p.offset) + size_t(first) * row_bytes;
     }
-    const int groups = units / Rows::SHARE, lanes = min(groups, int(blockDim.x)), across = blockDim.x / lanes;
-    const int mine = threadIdx.x % lanes, slot = threadIdx.x / lanes;
     __syncthreads();
+    for (uint32_t i = 0; i < p.used; i++) {
+        arrival.bring(raw + i * piece, rows_of[i], rows * row_bytes);
+    }
+    const int groups = units / Rows::SHARE, lanes = int(p.split.lanes), across = int(p.split.across);
+    const int mine = p.split.group(), slot = p.split.slot();
     ready();
     arrival.wait(0, false);
     for (uint32_t i = slot; i < p.used && slot < across; i += across) {
-        const uint8_t* at = raw + i * piece + (reinterpret_cast<uintptr_t>(rows_of(i)) & 15);
+        const uint8_t* at = raw + i * piece + (reinterpret_cast<uintptr_t>(rows_of[i]) & 15);
         for (int group = mine; group < groups; group += lanes) {
             typename Rows::Column column;
             column.load(p.hidden.from(i, p.k), group);
@@ -157,7 +162,7 @@ __device__ void down(const DownParams& p) {
         }
     }
     __syncthreads();
-    one.add_up(int(p.used * rows), [&](int r, float sum) {
+    one.add_up(p.split, int(p.used * rows), [&](int r, float sum) {
         products[r] = p.scales == nullptr ? sum : sum * p.scales[p.experts[r / rows]];
     });
     __syncthreads();

@@ -158,12 +158,147 @@ extern "C" __global__ void __launch_bounds__(256) strata_write(const __grid_cons
     }
 }
 
+struct DescendParams {
+    /// `[streams][width]`, and the write that is left to do, which goes to `moved`: other blocks of threads still read `x`.
+    const float* x;
+    /// Which row of `x` it is, or null.
+    const uint32_t* rows;
+    Write write;
+    float* moved;
+    /// `[streams * width]`
+    const float* gamma;
+    /// `[rank][streams * width]`
+    const uint8_t* down;
+    /// `[streams * width]`
+    float* normed;
+    /// `[rank][segments]`: each row's segments, not yet added up.
+    float* partial;
+    /// Rows of a block of threads.
+    uint32_t rank, streams, width, share, row_bytes;
+    float eps;
+    Split split;
+};
+
+/// The first half of a mixer's read for one row: the norms, and the products with `down` of one segment of the contract
+/// for some rows. Each block of threads norms and quantises its segment for itself, which is less than waiting for
+/// another kernel. Grid: segments, rows. Twin of what it lays out: `descend_room` in `ops/mixer.rs`.
+template <class F>
+__device__ void descend(const DescendParams& p) {
+    using Rows = One<F>;
+    extern __shared__ __align__(16) uint8_t room[];
+    __shared__ Arrival arrival;
+    /// A segment has values of as many streams at most as it has units.
+    __shared__ float scales[SEGMENT];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const uint32_t wide = p.streams * p.width, segment = blockIdx.x, from = segment * SEGMENT * 32;
+    const uint32_t here = min(uint32_t(SEGMENT) * 32, wide - from), units = here / 32;
+    const uint32_t begin = blockIdx.y * p.share, rows = min(p.share, p.rank - begin);
+    const uint32_t bytes = units / Rows::PER_BLOCK * F::BYTES, piece = brought(SEGMENT / Rows::PER_BLOCK * F::BYTES);
+    // The streams that the segment has values of.
+    const uint32_t first = from / p.width, last = (from + here - 1) / p.width;
+    pass();
+    int8_t* q = reinterpret_cast<int8_t*>(room);
+    float* d = reinterpret_cast<float*>(q + SEGMENT * 32);
+    uint32_t* sums = reinterpret_cast<uint32_t*>(d + SEGMENT);
+    uint8_t* raw = reinterpret_cast<uint8_t*>(sums + SEGMENT);
+    uint8_t* terms = raw + p.share * piece;
+    float* staged = reinterpret_cast<float*>(terms);
+    const One<F> after(terms, int(p.share), SEGMENT, 1, nullptr);
+    if (threadIdx.x == 0) {
+        arrival.init(int(rows) + (F::GRID > 0 ? 1 : 0));
+    }
+    auto row_at = [&](uint32_t r) {
+        return p.down + size_t(begin + r) * p.row_bytes + segment * (SEGMENT / Rows::PER_BLOCK) * F::BYTES;
+    };
+    for (uint32_t r = 0; r < rows; r++) {
+        arrival.bring(raw + r * piece, row_at(r), bytes);
+    }
+    // The streams lie where the terms will be; what is larger counts.
+    const uint32_t* grid = nullptr;
+    if constexpr (F::GRID > 0) {
+        const uint32_t of_terms = reinterpret_cast<uint8_t*>(after.first) - room;
+        const uint32_t of_streams = reinterpret_cast<uint8_t*>(staged + (last - first + 1) * p.width) - room;
+        uint8_t* end = room + (max(of_terms, of_streams) + 15) / 16 * 16;
+        grid = reinterpret_cast<const uint32_t*>(arrival.bring(end, F::codebook(), F::GRID * 4));
+    }
+    ready();
+    const float* x = p.x + (p.rows == nullptr ? 0 : size_t(*p.rows) * wide);
+    for (uint32_t i = threadIdx.x; i < (last - first + 1) * p.width; i += blockDim.x) {
+        const uint32_t stream = first + i / p.width, j = i % p.width;
+        float value = x[stream * p.width + j];
+        if (p.write.y != nullptr) {
+            value = p.write.at(0, p.streams, stream, p.width, j, value);
+        }
+        staged[i] = value;
+    }
+    __syncthreads();
+    for (uint32_t stream = first + warp; stream <= last; stream += blockDim.x / WARP) {
+        const float scale = rms_scale(staged + (stream - first) * p.width, int(p.width), p.eps, lane);
+        if (lane == 0) {
+            scales[stream - first] = scale;
+        }
+    }
+    __syncthreads();
+    for (uint32_t base = warp * WARP * 4; base < here; base += blockDim.x * 4) {
+        const uint32_t i = base + lane * 4, at = from + i;
+        float four[4] = {};
+        if (i < here) {
+            const float scale = scales[at / p.width - first];
+            const float4 value = *reinterpret_cast<const float4*>(staged + at - first * p.width),
+                         by = *reinterpret_cast<const float4*>(p.gamma + at);
+            four[0] = value.x * scale * by.x, four[1] = value.y * scale * by.y;
+            four[2] = value.z * scale * by.z, four[3] = value.w * scale * by.w;
+            if (blockIdx.y == 0) {
+                *reinterpret_cast<float4*>(p.normed + at) = {four[0], four[1], four[2], four[3]};
+                if (p.write.y != nullptr) {
+                    *reinterpret_cast<float4*>(p.moved + at) = value;
+                }
+            }
+        }
+        const QuantisedSeveral block = quantise_several(four);
+        if (i < here) {
+            *reinterpret_cast<uint32_t*>(q + i) = block.q;
+            if (i % 32 == 0) {
+                d[i / 32] = block.d;
+                sums[i / 32] = block.sums;
+            }
+        }
+    }
+    __syncthreads();
+    arrival.wait(0, false);
+    const Rows one(terms, int(p.share), int(units), 0, grid);
+    const int groups = int(units) / Rows::SHARE, slot = p.split.slot(), across = int(p.split.across);
+    if (slot < across) {
+        for (int group = p.split.group(); group < groups; group += int(p.split.lanes)) {
+            typename Rows::Column column;
+            column.load({q, d, sums}, group);
+            one.put_rows(slot, across, int(rows), group, column, [&](int r) {
+                return raw + r * piece + (reinterpret_cast<uintptr_t>(row_at(r)) & 15);
+            });
+        }
+    }
+    __syncthreads();
+    one.add_up(p.split, int(rows), [&](int r, float sum) { p.partial[size_t(begin + r) * gridDim.x + segment] = sum; });
+}
+
+#define STRATA_DESCEND(F, NAME)                                                          \
+    extern "C" __global__ void __launch_bounds__(ONE_THREADS, 2) strata_descend_##NAME(  \
+        const __grid_constant__ DescendParams p) {                                       \
+        descend<F>(p);                                                                   \
+    }
+STRATA_BLOCK_FORMATS(STRATA_DESCEND)
+
 struct NarrowParams {
     /// `[streams * width][rank]`
     const uint8_t* up;
     const float* scale;
-    /// `[rank]`: the products with `down`.
-    const float* low;
+    /// `[rank][segments]`: the products with `down`, whose segments are to be added up; and what they are multiplied
+    /// with, or null.
+    const float* partial;
+    const float* down_scale;
+    /// `[streams][width]`: what becomes of `x`, if it changes.
+    const float* moved;
+    float* x;
     /// `[streams][streams * width]` of a float format, and where their finished products go; null without inject
     /// weights.
     const uint8_t* inject;
@@ -174,7 +309,8 @@ struct NarrowParams {
     Target quantised;
     /// A `Code`.
     uint32_t inject_format;
-    uint32_t rank, width, streams;
+    uint32_t rank, width, streams, segments;
+    Split split;
 };
 
 /// One inject weight: the last blocks have one each.
@@ -232,26 +368,36 @@ __device__ void narrow(const NarrowParams& p) {
     const Rows one(terms, rows, units, 0, grid);
     ready();
     for (int unit = warp; unit < units; unit += blockDim.x / WARP) {
-        const Quantised block = quantise(silu(__fdiv_rn(p.low[unit * 32 + lane], float(p.streams))));
+        float low = 0.0f;
+        for (uint32_t s = 0; s < p.segments; s++) {
+            low = low + p.partial[size_t(unit * 32 + lane) * p.segments + s];
+        }
+        low = p.down_scale == nullptr ? low : low * *p.down_scale;
+        const Quantised block = quantise(silu(__fdiv_rn(low, float(p.streams))));
         q[unit * 32 + lane] = int8_t(block.q);
         if (lane == 0) {
             d[unit] = block.d;
             sums[unit] = block.sums;
         }
     }
+    if (p.moved != nullptr) {
+        for (uint32_t s = warp; s < p.streams; s += blockDim.x / WARP) {
+            p.x[s * p.width + j + lane] = p.moved[s * p.width + j + lane];
+        }
+    }
     __syncthreads();
     arrival.wait(0, false);
-    const int groups = units / Rows::SHARE, lanes = min(groups, int(blockDim.x)), across = blockDim.x / lanes;
-    if (threadIdx.x / lanes < across) {
-        for (int group = threadIdx.x % lanes; group < groups; group += lanes) {
+    const int groups = units / Rows::SHARE, slot = p.split.slot(), across = int(p.split.across);
+    if (slot < across) {
+        for (int group = p.split.group(); group < groups; group += int(p.split.lanes)) {
             typename Rows::Column column;
             column.load({q, d, sums}, group);
-            one.put_rows(threadIdx.x / lanes, across, rows, group, column,
+            one.put_rows(slot, across, rows, group, column,
                          [&](int r) { return raw + r / 32 * piece + r % 32 * row_bytes; });
         }
     }
     __syncthreads();
-    one.add_up(rows, [&](int r, float sum) { gates[r] = sigmoid(p.scale == nullptr ? sum : sum * *p.scale); });
+    one.add_up(p.split, rows, [&](int r, float sum) { gates[r] = sigmoid(p.scale == nullptr ? sum : sum * *p.scale); });
     __syncthreads();
     if (warp == 0) {
         float u = 0.0f;

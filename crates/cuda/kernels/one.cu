@@ -19,6 +19,9 @@ struct OneParams {
     const float* floats;
     /// Matrices; rows of a chunk; buffers for chunks, one or two, and the bytes of each.
     uint32_t count, chunk, turns, buffer, k;
+    /// Warps that only add up, where there are two buffers.
+    uint32_t adders;
+    Split split;
 };
 
 /// A block's rows of a block format, chunk by chunk.
@@ -49,39 +52,51 @@ __device__ void block_rows(const OneParams& p, const OneMatrix& m, uint8_t* room
         bring(begin + chunk, 1);
     }
     __syncthreads();
-    const int groups = units / Rows::SHARE, lanes = min(groups, int(blockDim.x)), across = blockDim.x / lanes;
-    const int mine = threadIdx.x % lanes, slot = threadIdx.x / lanes;
+    // Where there are several chunks, some warps add up one while the others turn the next into terms.
+    const int warp = threadIdx.x / WARP, warps = blockDim.x / WARP, decoders = warps - int(p.adders);
+    const int groups = units / Rows::SHARE, lanes = int(p.split.lanes), across = int(p.split.across);
+    const int mine = p.split.group(), slot = p.split.slot();
     ready();
     typename Rows::Column column;
-    column.load(p.x, mine);
+    if (slot < across) {
+        column.load(p.x, mine);
+    }
+    auto add_up = [&](uint32_t first, int turn, int warp, int warps) {
+        const Rows one(terms, chunk, units, turn, grid);
+        one.add_up(p.split, min(chunk, end - first), warp, warps,
+                   [&](int r, float sum) { m.out[first + r] = m.scale == nullptr ? sum : sum * *m.scale; });
+    };
     int turn = 0;
     for (uint32_t first = begin, number = 0; first < end; first += chunk, number++) {
         const int rows = min(chunk, end - first);
-        const Rows one(terms, chunk, units, turn, grid);
-        arrivals[turn].wait(number / p.turns, p.turns > 1 && first + chunk < end);
+        const bool more = p.turns > 1 && first + chunk < end;
+        arrivals[turn].wait(number / p.turns, more, warp < decoders);
         if (F::GRID > 0 && number == 0) {
-            book.wait(0, p.turns > 1 && first + chunk < end);
+            book.wait(0, more);
         }
-        const uint8_t* raw =
-            room + turn * p.buffer + (reinterpret_cast<uintptr_t>(m.weights + size_t(first) * row_bytes) & 15);
-        if (slot < across) {
-            for (int group = mine; group < groups; group += lanes) {
+        if (warp < decoders) {
+            const Rows one(terms, chunk, units, turn, grid);
+            const uint8_t* raw =
+                room + turn * p.buffer + (reinterpret_cast<uintptr_t>(m.weights + size_t(first) * row_bytes) & 15);
+            for (int group = mine; group < groups && slot < across; group += lanes) {
                 if (group != mine || (number > 0 && groups > lanes)) {
                     column.load(p.x, group);
                 }
                 one.put_rows(slot, across, rows, group, column, [&](int r) { return raw + r * row_bytes; });
             }
+        } else if (number > 0) {
+            add_up(first - chunk, turn ^ 1, warp - decoders, int(p.adders));
         }
         __syncthreads();
         if (first + p.turns * chunk < end) {
             bring(first + p.turns * chunk, turn);
         }
-        one.add_up(rows, [&](int r, float sum) { m.out[first + r] = m.scale == nullptr ? sum : sum * *m.scale; });
-        if (p.turns > 1) {
-            turn ^= 1;
-        } else {
+        // The last chunk is for all warps; so is each, where there is but one buffer.
+        if (p.turns == 1 || first + chunk >= end) {
+            add_up(first, turn, warp, warps);
             __syncthreads();
         }
+        turn ^= int(p.turns - 1);
     }
 }
 

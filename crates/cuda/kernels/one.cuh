@@ -16,6 +16,20 @@ namespace strata {
 /// Threads of a block, at most.
 constexpr int ONE_THREADS = 320;
 
+/// How threads share the groups of rows, and a warp's lanes the segments. Twin: `Split` in `ops/one.rs`, which knows why
+/// `inverse` and `inverse_segments` divide numbers of threads and of lanes.
+struct Split {
+    /// Threads of a row, rows at once, and `2^20 / lanes`.
+    uint32_t lanes, across, inverse;
+    /// Segments of a row, rows that a warp adds up at once, and `2^10 / segments`.
+    uint32_t segments, together, inverse_segments;
+
+    /// Which of the rows at once this thread has: one beyond `across` for none.
+    __device__ int slot() const { return int(threadIdx.x * inverse >> 20); }
+    /// Its first group of the row.
+    __device__ int group() const { return int(threadIdx.x) - slot() * int(lanes); }
+};
+
 /// A number for every format of float weights, and for block formats.
 enum Code : uint32_t { CODE_block, CODE_f32, CODE_f16, CODE_bf16 };
 
@@ -89,12 +103,13 @@ struct One {
         }
     }
 
-    /// Calls `emit(r, sum)` for every row of a chunk once, when all terms are there.
+    /// Calls `emit(r, sum)` for every row of a chunk once, when all terms are there; by `warps` warps, of which this is
+    /// number `warp`.
     template <class Emit>
-    __device__ void add_up(int rows, Emit emit) const {
-        const int lane = threadIdx.x % WARP, segments = (units + SEGMENT - 1) / SEGMENT, together = WARP / segments;
-        const int row = lane / segments, segment = lane % segments;
-        for (int from = threadIdx.x / WARP * together; from < rows; from += blockDim.x / WARP * together) {
+    __device__ void add_up(const Split& split, int rows, int warp, int warps, Emit emit) const {
+        const int lane = threadIdx.x % WARP, together = int(split.together), segments = int(split.segments);
+        const int row = int(lane * split.inverse_segments >> 10), segment = lane - row * segments;
+        for (int from = warp * together; from < rows; from += warps * together) {
             const int r = from + row;
             const bool there = row < together && r < rows;
             float sum = 0.0f;
@@ -110,6 +125,11 @@ struct One {
                 emit(r, total);
             }
         }
+    }
+    /// By all warps of the block.
+    template <class Emit>
+    __device__ void add_up(const Split& split, int rows, Emit emit) const {
+        add_up(split, rows, threadIdx.x / WARP, blockDim.x / WARP, emit);
     }
 
    private:

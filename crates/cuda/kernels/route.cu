@@ -1,6 +1,6 @@
 // Routing, grouping, and the sum over experts: docs/qwen4exp.md, section 2.4. Nothing here asks the host: how many rows
 // an expert has is known on the device only.
-#include "floats.cuh"
+#include "one.cuh"
 
 namespace strata {
 
@@ -50,7 +50,8 @@ __device__ inline void choose(const Routing& r, const float* x, uint32_t& expert
     const uint32_t candidates = WARPS * r.used, parts = CHOOSERS / candidates;
     float largest = from_bits(0xff800000u);
     for (uint32_t j = thread; j < r.all; j += CHOOSERS) {
-        values[j] = x[j];
+        // Past the first-level cache: other blocks of this launch may have written them.
+        values[j] = __ldcg(x + j);
         largest = larger(values[j], largest);
     }
     for (int width = WARP / 2; width > 0; width /= 2) {
@@ -201,14 +202,53 @@ __device__ inline void group_few(const Routing& r, const uint32_t* experts) {
     }
 }
 
-/// Chooses for one row, whose pairs are grouped as they are: its experts differ, and are in order.
-extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_choose_one(const __grid_constant__ ChooseParams p) {
+struct RouteOneParams {
+    Routing r;
+    /// `[all][k]`, of a `Code`.
+    const uint8_t* weights;
+    const float* x;
+    const float* scale;
+    /// `[all]`
+    float* logits;
+    /// How many blocks of threads are done; zero before and after.
+    uint32_t* finished;
+    uint32_t format, k, share;
+};
+
+/// The router's products and the choice for one row, whose pairs are grouped as they are: its experts differ, and are
+/// in order. The block of threads that is done last chooses.
+extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_route_one(const __grid_constant__ RouteOneParams p) {
+    extern __shared__ __align__(16) uint8_t room[];
+    __shared__ Arrival arrivals[2];
+    __shared__ bool last;
     pass();
-    ready();
+    const uint32_t begin = blockIdx.x * p.share, rows = min(p.share, p.r.all - begin), i = threadIdx.x;
+    auto emit = [&](uint32_t row, float sum) {
+        p.logits[row] = p.scale == nullptr ? sum : sum * *p.scale;
+        __threadfence();
+    };
+    switch (p.format) {
+        case CODE_f32:
+            float_rows(room, arrivals, reinterpret_cast<const float*>(p.weights), begin, rows, p.x, p.k, emit);
+            break;
+        case CODE_f16:
+            float_rows(room, arrivals, reinterpret_cast<const Half*>(p.weights), begin, rows, p.x, p.k, emit);
+            break;
+        default:
+            float_rows(room, arrivals, reinterpret_cast<const Bfloat*>(p.weights), begin, rows, p.x, p.k, emit);
+    }
+    __syncthreads();
+    if (i == 0) {
+        last = atomicAdd(p.finished, 1u) == gridDim.x - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!last) {
+        return;
+    }
     uint32_t expert;
     float share;
     choose(p.r, p.logits, expert, share);
-    const uint32_t i = threadIdx.x;
     if (i < p.r.used) {
         p.r.experts[i] = p.r.unit_expert[i] = expert, p.r.shares[i] = share;
         p.r.places[i] = p.r.unit_first[i] = i;
@@ -216,6 +256,7 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_choose_one(const _
     }
     if (i == 0) {
         *p.r.units = p.r.used;
+        *p.finished = 0;
     }
 }
 

@@ -142,13 +142,16 @@ struct Arrival {
     }
 
     /// Waits for the pieces of round number `round`; `newer` says whether there are some of a later round under way,
-    /// brought through another `Arrival`.
-    __device__ void wait(uint32_t round, bool newer) {
+    /// brought through another `Arrival`. All threads call it, though not all may `need` them.
+    __device__ void wait(uint32_t round, bool newer, bool need = true) {
 #if __CUDA_ARCH__ >= 900
-        asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again;}" ::"r"(
-                         shared_at(&state)),
-                     "r"(round & 1)
-                     : "memory");
+        if (need) {
+            asm volatile(
+                "{.reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again;}" ::"r"(
+                    shared_at(&state)),
+                "r"(round & 1)
+                : "memory");
+        }
 #else
         if (newer) {
             await_copies<1>();

@@ -183,12 +183,14 @@ impl CudaBackend {
         }
         let mut kept = Scratch::of(memory.part(described.kept.offset(), described.kept.bytes()));
         let buffers = described.buffers.iter().map(|region| memory.part(region.offset(), region.bytes() / 4));
+        let routing = Routing::new(&spec, &mut kept);
+        routing.start(&stream).map_err(failed)?;
         Ok(CudaBackend {
             kernels,
             weights,
             state,
             inputs,
-            routing: Routing::new(&spec, &mut kept),
+            routing,
             mixed: ops::mixed(&spec, &mut kept),
             kept,
             side: Stream::new(&context).map_err(failed)?,

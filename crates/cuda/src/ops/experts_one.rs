@@ -5,7 +5,7 @@ use strata_backend::{BackendError, ExpertWeights};
 use strata_quant::Format;
 
 use super::input::{Input, Target};
-use super::one::{Formats, THREADS, brought};
+use super::one::{Formats, Split, THREADS, brought};
 use super::{OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
@@ -26,6 +26,7 @@ struct HiddenParams {
     hidden: Target,
     width: u32,
     k: u32,
+    split: Split,
 }
 
 #[repr(C)]
@@ -46,6 +47,7 @@ struct DownParams {
     share: u32,
     used: u32,
     k: u32,
+    split: Split,
 }
 
 /// Hidden values of a block of threads, and threads of a block, at most: of formats whose units have no bytes in common, and of others.
@@ -144,6 +146,7 @@ impl CudaBackend {
             return Ok(false);
         }
         let most = HIDDEN_THREADS[usize::from(formats.together(w.gate) > 1)];
+        let threads = formats.threads(w.gate, d / 32, most);
         let routing = self.routing.params(&moe);
         let [q, d_x, sums] = input.quantised_addresses();
         let p = HiddenParams {
@@ -158,11 +161,10 @@ impl CudaBackend {
             hidden: hidden.target(true, moe.width),
             width: moe.width as u32,
             k: d as u32,
+            split: formats.split(w.gate, d / 32, threads),
         };
-        let grid = Grid {
-            blocks: [(moe.width / HIDDEN) as u32, moe.used as u32, 1],
-            threads: formats.threads(w.gate, d / 32, most) as u32,
-        };
+        let blocks = [(moe.width / HIDDEN) as u32, moe.used as u32, 1];
+        let grid = Grid { blocks, threads: threads as u32 };
         let kernel = &self.kernels.experts_one.of(w.gate).hidden;
         // SAFETY: one row is routed to `used` experts, whose slots start with the gate's rows and have those of up behind the offset;
         // `hidden` has a place for each.
@@ -185,6 +187,7 @@ impl CudaBackend {
             share: share as u32,
             used: moe.used as u32,
             k: moe.width as u32,
+            split: formats.split(w.down, moe.width / 32, threads),
         };
         let grid = Grid { blocks: [d.div_ceil(share) as u32, 1, 1], threads: threads as u32 };
         self.left_down = Some(LeftDown { format: w.down, grid, shared, p });

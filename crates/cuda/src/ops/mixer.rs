@@ -5,7 +5,7 @@ use strata_quant::Format;
 
 use super::experts::ASIDE;
 use super::input::{Input, Target, any_blocks};
-use super::one::{Formats, THREADS, brought, code, float_room};
+use super::one::{Formats, Split, THREADS, brought, code, float_room};
 use super::{OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
@@ -75,10 +75,33 @@ struct WriteParams {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+struct DescendParams {
+    x: u64,
+    rows: u64,
+    write: Write,
+    moved: u64,
+    gamma: u64,
+    down: u64,
+    normed: u64,
+    partial: u64,
+    rank: u32,
+    streams: u32,
+    width: u32,
+    share: u32,
+    row_bytes: u32,
+    eps: f32,
+    split: Split,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 struct NarrowParams {
     up: u64,
     scale: u64,
-    low: u64,
+    partial: u64,
+    down_scale: u64,
+    moved: u64,
+    x: u64,
     inject: u64,
     injected: u64,
     normed: u64,
@@ -88,6 +111,8 @@ struct NarrowParams {
     rank: u32,
     width: u32,
     streams: u32,
+    segments: u32,
+    split: Split,
 }
 
 /// Threads of a block of `strata_norm`, and the widest stream that it quantises itself. Twins: `NORMERS`, `STAGED`.
@@ -100,6 +125,8 @@ pub(crate) struct Mixers {
     gates: Kernel<GatesParams>,
     mix: Kernel<MixParams>,
     write: Kernel<WriteParams>,
+    /// For one row: `norm` and the products with `down` by segments, and then the rest.
+    descend: Vec<(Format, Kernel<DescendParams>)>,
     narrow: Vec<(Format, Kernel<NarrowParams>)>,
 }
 
@@ -110,15 +137,26 @@ impl Mixers {
             let name = format!("strata_narrow_{}", format.name().to_lowercase());
             Ok::<_, DriverError>((format, module.dynamic_kernel(&name)?.early()))
         };
-        let blocks = Format::ALL.into_iter().filter(|format| !format.is_float());
+        let descend = |format: Format| {
+            let name = format!("strata_descend_{}", format.name().to_lowercase());
+            Ok::<_, DriverError>((format, module.dynamic_kernel(&name)?.early()))
+        };
+        let blocks = || Format::ALL.into_iter().filter(|format| !format.is_float());
         Ok(Mixers {
             norm: module.kernel("strata_norm")?.early(),
             gates: module.kernel("strata_mixer_gates")?,
             mix: module.kernel("strata_mix")?,
             write: module.kernel("strata_write")?.early(),
-            narrow: blocks.map(narrow).collect::<Result<_, _>>()?,
+            descend: blocks().map(descend).collect::<Result<_, _>>()?,
+            narrow: blocks().map(narrow).collect::<Result<_, _>>()?,
         })
     }
+}
+
+/// The kernel of a block format.
+fn of<P>(kernels: &[(Format, Kernel<P>)], format: Format) -> &Kernel<P> {
+    let found = kernels.iter().find(|(other, _)| *other == format);
+    &found.expect("every block format has a kernel").1
 }
 
 /// A mixer's write that is left for the norm that comes next on the same rows.
@@ -139,6 +177,8 @@ impl Left {
 pub(crate) struct Room {
     normed: DeviceSlice<f32>,
     low: DeviceSlice<f32>,
+    /// Of one row, the segments of `low`.
+    partial: DeviceSlice<f32>,
     gates: DeviceSlice<f32>,
     wide: Input,
     narrow: Input,
@@ -152,6 +192,7 @@ impl Room {
         Room {
             normed,
             low,
+            partial: room.take(rank * wide.div_ceil(SEGMENT)),
             gates: room.take(rows * wide),
             wide: Input::new(normed, wide, rows, room),
             narrow: Input::new(low, rank, rows, room),
@@ -159,22 +200,64 @@ impl Room {
     }
 }
 
-/// Bytes of shared memory of a block of `strata_narrow`, if it can be had for these matrices.
-fn narrow_room(formats: &Formats, up: &Matrix, inject: Option<Matrix>, shape: &Shape) -> Option<usize> {
-    let Shape { hidden: d, streams, mixer_rank: rank, .. } = *shape;
-    let row = up.format.row_bytes(rank)?;
-    let whole = rank.is_multiple_of(32) && d.is_multiple_of(32) && (d * row).is_multiple_of(16);
-    let floats = inject.is_none_or(|w| w.format.is_float() && w.scale.is_none());
-    if up.format.is_float() || !whole || !floats {
-        return None;
-    }
-    let (rows, units) = (32 * streams, rank / 32);
-    let (terms, grid) = formats.terms(up.format, units);
-    let column = (rank + 8 * units + 4 * rows).next_multiple_of(16);
-    let bytes = column + streams * brought(32 * row) + rows * terms + grid;
-    let bytes = bytes.max(if inject.is_some() { float_room(1, streams * d) } else { 0 });
-    formats.allow(bytes).then_some(bytes)
+/// How the two kernels for one row are laid out.
+struct OneRow {
+    segments: usize,
+    /// Rows of `down` that a block of the first has.
+    share: usize,
+    threads: [usize; 2],
+    splits: [Split; 2],
+    /// Bytes of shared memory.
+    shared: [usize; 2],
 }
+
+impl OneRow {
+    /// For these matrices, if there are kernels for them, and room for their blocks.
+    fn new(
+        formats: &Formats,
+        [down, up]: [&Matrix; 2],
+        inject: Option<Matrix>,
+        shape: &Shape,
+    ) -> Option<OneRow> {
+        let Shape { hidden: d, streams, mixer_rank: rank, .. } = *shape;
+        let (row, wide, units) = (up.format.row_bytes(rank)?, streams * d, rank / 32);
+        let whole = rank.is_multiple_of(32) && d.is_multiple_of(32) && (d * row).is_multiple_of(16);
+        let floats = inject.is_none_or(|w| w.format.is_float() && w.scale.is_none());
+        if down.format.is_float() || up.format.is_float() || !whole || !floats || d < 32 {
+            return None;
+        }
+        // A segment has values of so many streams, at most.
+        let segments = wide.div_ceil(SEGMENT);
+        let spanned = (0..segments).map(|s| {
+            let (from, end) = (s * SEGMENT, wide.min((s + 1) * SEGMENT));
+            (end - 1) / d - from / d + 1
+        });
+        let spanned = spanned.max()?;
+        let share = rank.div_ceil((formats.processors / segments).max(1));
+        let (terms, grid) = formats.terms(down.format, SEGMENT / 32);
+        let raw = brought(down.format.row_bytes(SEGMENT)?);
+        let column = SEGMENT + 8 * SEGMENT / 32;
+        let descend = column + share * raw + (share * terms).max(4 * spanned * d).next_multiple_of(16) + grid;
+        let rows = 32 * streams;
+        let (terms, grid) = formats.terms(up.format, units);
+        let column = (rank + 8 * units + 4 * rows).next_multiple_of(16);
+        let narrow = column + streams * brought(32 * row) + rows * terms + grid;
+        let narrow = narrow.max(if inject.is_some() { float_room(1, wide) } else { 0 });
+        let parts = [(down, SEGMENT / 32), (up, units)];
+        let threads = parts.map(|(w, units)| formats.threads(w.format, units, THREADS));
+        let split = |i: usize| formats.split(parts[i].0.format, parts[i].1, threads[i]);
+        (formats.allow(descend) && formats.allow(narrow)).then_some(OneRow {
+            segments,
+            share,
+            threads,
+            splits: [split(0), split(1)],
+            shared: [descend, narrow],
+        })
+    }
+}
+
+/// Values of a segment of the contract.
+const SEGMENT: usize = 2048;
 
 /// What the head needs besides its mixer: the rows' inputs.
 pub(crate) fn head_room(spec: &Spec, rows: usize, room: &mut Scratch) -> (Room, Input) {
@@ -226,10 +309,65 @@ impl CudaBackend {
             (Some(w), Some(to)) => Some((self.weights.matrix(w, streams, wide)?, to)),
             _ => None,
         };
-        let Mixers { norm, gates, mix, narrow, .. } = &self.kernels.mixers;
+        let Mixers { norm, gates, mix, descend, narrow, .. } = &self.kernels.mixers;
         let left = self.left.take().map_or_else(Write::default, |left| left.write());
-        let target = room.wide.target(any_blocks(&[down]) && d <= STAGED, d);
         let groups = room.normed.len() / d;
+        let read = down.bytes.len() + up.bytes.len() + inject.map_or(0, |(w, _)| w.bytes.len());
+        let formats = &self.kernels.products.one.formats;
+        let one_row = OneRow::new(formats, [&down, &up], inject.map(|(w, _)| w), &self.spec.shape);
+        if let Some(layout) = one_row.filter(|_| groups == streams) {
+            let moved = if left.y == 0 { 0 } else { room.gates.address() };
+            let p = DescendParams {
+                x: x.address(),
+                rows: some.map_or(0, DeviceSlice::address),
+                write: left,
+                moved,
+                gamma: gamma.address(),
+                down: down.bytes.address(),
+                normed: room.normed.address(),
+                partial: room.partial.address(),
+                rank: rank as u32,
+                streams: streams as u32,
+                width: d as u32,
+                share: layout.share as u32,
+                row_bytes: (down.bytes.len() / rank) as u32,
+                eps,
+                split: layout.splits[0],
+            };
+            let blocks = [layout.segments as u32, rank.div_ceil(layout.share) as u32, 1];
+            let grid = Grid { blocks, threads: layout.threads[0] as u32 };
+            let kernel = of(descend, down.format);
+            // SAFETY: one row of everything; `partial` has room for all segments, and `OneRow` counts what the kernel lays out.
+            unsafe { kernel.launch_with(&self.stream, grid, layout.shared[0] as u32, &p) }
+                .map_err(Failed::from)?;
+            let p = NarrowParams {
+                up: up.bytes.address(),
+                scale: up.scale.map_or(0, DeviceSlice::address),
+                partial: room.partial.address(),
+                down_scale: down.scale.map_or(0, DeviceSlice::address),
+                moved,
+                x: x.address(),
+                inject: inject.map_or(0, |(w, _)| w.bytes.address()),
+                injected: inject.map_or(0, |(_, to)| to.address()),
+                normed: room.normed.address(),
+                u: u.floats().address(),
+                quantised: u.target(wanted, d),
+                inject_format: inject.map_or(0, |(w, _)| code(w.format)),
+                rank: rank as u32,
+                width: d as u32,
+                streams: streams as u32,
+                segments: layout.segments as u32,
+                split: layout.splits[1],
+            };
+            let blocks = d / 32 + inject.map_or(0, |_| streams);
+            let grid = Grid { blocks: [blocks as u32, 1, 1], threads: layout.threads[1] as u32 };
+            let kernel = of(narrow, up.format);
+            // SAFETY: as above.
+            unsafe { kernel.launch_with(&self.stream, grid, layout.shared[1] as u32, &p) }
+                .map_err(Failed::from)?;
+            return Ok(read);
+        }
+        let target = room.wide.target(any_blocks(&[down]) && d <= STAGED, d);
         let p = NormParams {
             x: x.address(),
             rows: some.map_or(0, DeviceSlice::address),
@@ -246,36 +384,6 @@ impl CudaBackend {
         unsafe { norm.launch(&self.stream, Grid { blocks: [groups as u32, 1, 1], threads: NORMERS }, &p) }
             .map_err(Failed::from)?;
         self.settle(&room.wide, target, any_blocks(&[down]))?;
-        let read = down.bytes.len() + up.bytes.len() + inject.map_or(0, |(w, _)| w.bytes.len());
-        let formats = &self.kernels.products.one.formats;
-        let narrow_room = narrow_room(formats, &up, inject.map(|(w, _)| w), &self.spec.shape);
-        if let Some(shared) = narrow_room.filter(|_| groups == streams) {
-            self.product(&down, &room.wide, room.low)?;
-            let p = NarrowParams {
-                up: up.bytes.address(),
-                scale: up.scale.map_or(0, DeviceSlice::address),
-                low: room.low.address(),
-                inject: inject.map_or(0, |(w, _)| w.bytes.address()),
-                injected: inject.map_or(0, |(_, to)| to.address()),
-                normed: room.normed.address(),
-                u: u.floats().address(),
-                quantised: u.target(wanted, d),
-                inject_format: inject.map_or(0, |(w, _)| code(w.format)),
-                rank: rank as u32,
-                width: d as u32,
-                streams: streams as u32,
-            };
-            let blocks = d / 32 + inject.map_or(0, |_| streams);
-            let grid = Grid {
-                blocks: [blocks as u32, 1, 1],
-                threads: formats.threads(up.format, rank / 32, THREADS) as u32,
-            };
-            let found = narrow.iter().find(|(format, _)| *format == up.format);
-            let (_, narrow) = found.expect("every block format has a kernel");
-            // SAFETY: one row of everything; `narrow_room` counts what the kernel lays out.
-            unsafe { narrow.launch_with(&self.stream, grid, shared as u32, &p) }.map_err(Failed::from)?;
-            return Ok(read);
-        }
         let mut products = vec![(down, room.low)];
         products.extend(inject);
         self.products(&products, &room.wide)?;

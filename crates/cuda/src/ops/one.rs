@@ -11,6 +11,8 @@ use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Module, Str
 const MOST: usize = 6;
 /// Threads of a block, at most. Twin: `ONE_THREADS`.
 pub(crate) const THREADS: usize = 320;
+/// Warps of it that only add up, where there are several chunks.
+const ADDERS: usize = 1;
 /// Threads of a block, at least.
 const LEAST_THREADS: usize = 128;
 /// Blocks of threads that a multiprocessor has at once.
@@ -49,7 +51,21 @@ struct OneParams {
     turns: u32,
     buffer: u32,
     k: u32,
-    padding: u32,
+    adders: u32,
+    split: Split,
+}
+
+/// How threads share the groups of a row, and a warp's lanes its segments. Twin: in `kernels/one.cuh`. A number of a thread or a lane is
+/// divided by multiplying it with an inverse, rounded up, and shifting: exact while numbers and divisors are below 1,024 and 32.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Split {
+    lanes: u32,
+    across: u32,
+    inverse: u32,
+    segments: u32,
+    together: u32,
+    inverse_segments: u32,
 }
 
 /// What the layout of a block depends on in a block format. Twin: `strata_format_*` in `kernels/one.cu`.
@@ -65,10 +81,12 @@ struct Traits {
 }
 
 /// How a block of threads takes rows of a block format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// Threads of a block.
+    /// Threads of a block, and warps of them that only add up.
     pub(crate) threads: usize,
+    adders: usize,
+    split: Split,
     /// Rows of a chunk, and buffers for chunks: one, or two, so that the next chunk comes while one is multiplied.
     pub(crate) chunk: usize,
     pub(crate) turns: usize,
@@ -162,25 +180,41 @@ impl Formats {
         .expect("there are some")
     }
 
+    /// How so many threads share rows of `units` units.
+    pub(crate) fn split(&self, format: Format, units: usize, threads: usize) -> Split {
+        let lanes = (units / self.of(format).together).min(threads);
+        let segments = units.div_ceil(64);
+        Split {
+            lanes: lanes as u32,
+            across: (threads / lanes) as u32,
+            inverse: (1usize << 20).div_ceil(lanes) as u32,
+            segments: segments as u32,
+            together: (32 / segments) as u32,
+            inverse_segments: 1024usize.div_ceil(segments) as u32,
+        }
+    }
+
     /// The layout for blocks that have `share` rows of `k` values: [`BLOCKS`] of them on a multiprocessor, if one row allows it. None if it
     /// has no room for one row.
     pub(crate) fn layout(&self, format: Format, k: usize, share: usize) -> Option<Layout> {
         let (units, raw) = (k / 32, format.row_bytes(k)?);
+        if units == 0 || units > 64 * 32 {
+            return None;
+        }
         let (terms, grid) = self.terms(format, units);
-        let threads = self.threads(format, units, THREADS);
         let all = |rows: usize, turns: usize| turns * (brought(rows * raw) + rows * terms) + grid;
-        let layout = |chunk: usize, turns: usize| Layout {
-            threads,
-            chunk,
-            turns,
-            buffer: brought(chunk * raw),
-            shared: all(chunk, turns),
+        let layout = |chunk: usize, turns: usize| {
+            let adders = ADDERS * (turns - 1);
+            let decoders = self.threads(format, units, THREADS - 32 * adders);
+            let (buffer, shared) = (brought(chunk * raw), all(chunk, turns));
+            let split = self.split(format, units, decoders);
+            Layout { threads: decoders + 32 * adders, adders, split, chunk, turns, buffer, shared }
         };
         let (room, most) = ((self.shared / BLOCKS).saturating_sub(FIXED), self.shared.saturating_sub(FIXED));
         if all(share, 1) <= room {
             return Some(layout(share, 1));
         }
-        let across = (threads * self.of(format).together / units).max(1);
+        let across = layout(1, 2).split.across as usize;
         let fit = |rows: &usize| all(*rows, 2) <= room;
         let several = (1..=share / across).map(|times| times * across).take_while(fit).last();
         let chunk = several.or_else(|| (1..across.min(share)).take_while(fit).last());
@@ -282,8 +316,8 @@ impl One {
             .find(|&share| sum(false, &|w| w.rows.div_ceil(share)) <= left)
             .unwrap_or(rows.max(1));
         let layout = format.and_then(|format| self.formats.layout(format, k, share));
-        let layout =
-            layout.unwrap_or(Layout { threads: FLOAT_ROWS * 32, chunk: 0, turns: 1, buffer: 0, shared: 0 });
+        let floats_only = Layout { threads: FLOAT_ROWS * 32, turns: 1, ..Layout::default() };
+        let layout = layout.unwrap_or(floats_only);
         let shared = layout.shared.max(if float_blocks > 0 { float_room(float_rows, k) } else { 0 });
         let columns = columns.filter(|_| format.is_some());
         let mut p = OneParams {
@@ -297,7 +331,8 @@ impl One {
             turns: layout.turns as u32,
             buffer: layout.buffer as u32,
             k: k as u32,
-            padding: 0,
+            adders: layout.adders as u32,
+            split: layout.split,
         };
         let mut first = 0;
         for (w, matrix) in wanted.iter().zip(&mut p.matrices) {

@@ -2,11 +2,14 @@
 
 use strata_backend::{BackendError, Buffer, MoeShape, Spec, Weight};
 
+use super::input::Input;
+use super::one::{code, float_room};
 use super::products::WIDE;
 use super::{OpError, module};
 use crate::backend::CudaBackend;
-use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
+use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Stream};
 use crate::scratch::Scratch;
+use crate::weights::Matrix;
 use crate::{Failed, failed};
 
 /// What the router leaves, as kernels take it.
@@ -35,10 +38,26 @@ struct ChooseParams {
     logits: u64,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RouteOneParams {
+    routing: RoutingParams,
+    weights: u64,
+    x: u64,
+    scale: u64,
+    logits: u64,
+    finished: u64,
+    format: u32,
+    k: u32,
+    share: u32,
+    padding: u32,
+}
+
 /// The kernels.
 pub(crate) struct Route {
     choose: Kernel<ChooseParams>,
-    choose_one: Kernel<ChooseParams>,
+    /// For one row, with the router's products.
+    one: Kernel<RouteOneParams>,
     group_few: Kernel<RoutingParams>,
     count: Kernel<RoutingParams>,
     scan: Kernel<RoutingParams>,
@@ -50,7 +69,7 @@ impl Route {
         let module = module(context, "route")?;
         Ok(Route {
             choose: module.kernel("strata_choose")?.early(),
-            choose_one: module.kernel("strata_choose_one")?.early(),
+            one: module.dynamic_kernel("strata_route_one")?.early(),
             group_few: module.kernel("strata_group_few")?.early(),
             count: module.kernel("strata_count")?,
             scan: module.kernel("strata_scan")?,
@@ -61,6 +80,9 @@ impl Route {
 
 /// Threads of a block that chooses. Twin: `CHOOSERS` in `kernels/route.cu`.
 const CHOOSERS: u32 = 512;
+/// Experts whose products with the router a block has, at most, for one row; and bytes of shared memory that the choice takes.
+const ROUTED: usize = 4;
+const CHOICE: usize = 32 << 10;
 /// Rows whose pairs one block groups.
 const FEW: usize = 32;
 
@@ -104,6 +126,8 @@ pub(crate) struct Routing {
     unit_first: DeviceSlice<u32>,
     unit_places: DeviceSlice<u32>,
     units: DeviceSlice<u32>,
+    /// One: zero between launches.
+    finished: DeviceSlice<u32>,
     /// Per place `[D]`.
     pub(crate) products: DeviceSlice<f32>,
     /// Rows of the window that was routed.
@@ -127,10 +151,16 @@ impl Routing {
             unit_first: room.take(units),
             unit_places: room.take(units),
             units: room.take(1),
+            finished: room.take(1),
             products: room.take(pairs * spec.shape.hidden),
             rows: 0,
             grouped: false,
         }
+    }
+
+    /// Before the first launch.
+    pub(crate) fn start(&self, stream: &Stream) -> Result<(), DriverError> {
+        stream.fill(self.finished, 0)
     }
 
     /// As kernels take it.
@@ -184,25 +214,63 @@ impl CudaBackend {
         }
         (self.routing.rows, self.routing.grouped) = (rows, false);
         let (room, input) = (Room::new(&self.spec, u, &mut self.room()), self.mixed(u));
+        self.routing.grouped = rows <= FEW;
+        if rows == 1
+            && router.format.is_float()
+            && let Some(share) = self.routed_together(d)
+        {
+            return self.route_one(&router, share, &input, room.logits);
+        }
         self.prepare(&input, &[router])?;
         self.product(&router, &input, room.logits)?;
         let p = ChooseParams { routing: self.routing.params(&moe), logits: room.logits.address() };
-        let Route { choose, choose_one, group_few, .. } = &self.kernels.route;
-        let kernel = if rows == 1 { choose_one } else { choose };
+        let Route { choose, group_few, .. } = &self.kernels.route;
         let one = Grid { blocks: [1; 3], threads: CHOOSERS };
         let queue = || -> Result<(), DriverError> {
             // SAFETY: the routing has room for the widest window.
             unsafe {
-                kernel.launch(&self.stream, Grid { blocks: [rows as u32, 1, 1], ..one }, &p)?;
-                if (2..=FEW).contains(&rows) {
-                    group_few.launch(&self.stream, one, &p.routing)
-                } else {
-                    Ok(())
-                }
+                choose.launch(&self.stream, Grid { blocks: [rows as u32, 1, 1], ..one }, &p)?;
+                if rows <= FEW { group_few.launch(&self.stream, one, &p.routing) } else { Ok(()) }
             }
         };
         queue().map_err(Failed::from)?;
-        self.routing.grouped = rows <= FEW;
+        Ok(router.bytes.len())
+    }
+
+    /// For how many experts a block of threads has room, beside the choice.
+    fn routed_together(&self, k: usize) -> Option<usize> {
+        let formats = &self.kernels.products.one.formats;
+        (1..=ROUTED).rev().find(|&share| formats.allow(float_room(share, k) + CHOICE))
+    }
+
+    /// The same for one row, by one kernel.
+    fn route_one(
+        &self,
+        router: &Matrix,
+        share: usize,
+        input: &Input,
+        logits: DeviceSlice<f32>,
+    ) -> Result<usize, BackendError> {
+        let shared = float_room(share, router.k);
+        let p = RouteOneParams {
+            routing: self.routing.params(&self.spec.shape.moe),
+            weights: router.bytes.address(),
+            x: input.floats().address(),
+            scale: router.scale.map_or(0, DeviceSlice::address),
+            logits: logits.address(),
+            finished: self.routing.finished.address(),
+            format: code(router.format),
+            k: router.k as u32,
+            share: share as u32,
+            padding: 0,
+        };
+        let blocks = [router.rows.div_ceil(share) as u32, 1, 1];
+        let kernel = &self.kernels.route.one;
+        // SAFETY: the routing has room for the widest window, `logits` for all experts.
+        let queued = unsafe {
+            kernel.launch_with(&self.stream, Grid { blocks, threads: CHOOSERS }, shared as u32, &p)
+        };
+        queued.map_err(Failed::from)?;
         Ok(router.bytes.len())
     }
 
