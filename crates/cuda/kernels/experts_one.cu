@@ -139,7 +139,9 @@ __device__ void down(const DownParams& p) {
     // The kernel in front let this one start when it had waited for the routing: weights need not wait for more. It is
     // read past the first-level cache, where another layer's may lie.
     __shared__ const uint8_t* rows_of[WARP];
+    __shared__ float shares[WARP];
     if (threadIdx.x < p.used) {
+        shares[threadIdx.x] = __ldcg(p.shares + threadIdx.x);
         const uint64_t slot = __ldcg(p.slots + __ldcg(p.experts + threadIdx.x));
         rows_of[threadIdx.x] = reinterpret_cast<const uint8_t*>(slot + p.offset) + size_t(first) * row_bytes;
     }
@@ -150,6 +152,9 @@ __device__ void down(const DownParams& p) {
     const int groups = units / Rows::SHARE, lanes = int(p.split.lanes), across = int(p.split.across);
     const int mine = p.split.group(), slot = p.split.slot();
     ready();
+    // Loads that are used last start first.
+    const bool ends = threadIdx.x < rows;
+    const float shared = ends ? p.shared[first + threadIdx.x] : 0.0f, scalar = ends ? *p.scalar : 0.0f;
     arrival.wait(0, false);
     for (uint32_t i = slot; i < p.used && slot < across; i += across) {
         const uint8_t* at = raw + i * piece + (reinterpret_cast<uintptr_t>(rows_of[i]) & 15);
@@ -166,13 +171,13 @@ __device__ void down(const DownParams& p) {
         products[r] = p.scales == nullptr ? sum : sum * p.scales[p.experts[r / rows]];
     });
     __syncthreads();
-    if (threadIdx.x < rows) {
-        const uint32_t row = first + threadIdx.x;
+    if (ends) {
         float y = 0.0f;
+#pragma unroll 4
         for (uint32_t i = 0; i < p.used; i++) {
-            y = fma(p.shares[i], products[i * rows + threadIdx.x], y);
+            y = fma(shares[i], products[i * rows + threadIdx.x], y);
         }
-        p.y[row] = fma(sigmoid(*p.scalar), p.shared[row], y);
+        p.y[first + threadIdx.x] = fma(sigmoid(scalar), shared, y);
     }
 }
 

@@ -334,8 +334,9 @@ struct Iq1M : Layout<256, 56, 0, true, 4096> {
 
 /// Eight values of a grid with their signs.
 __device__ inline void signed8(const uint32_t* grid, uint32_t index, uint32_t signs, uint32_t* w) {
-    w[0] = negate(grid[2 * index], signs);
-    w[1] = negate(grid[2 * index + 1], signs >> 4);
+    const uint2 both = reinterpret_cast<const uint2*>(grid)[index];
+    w[0] = negate(both.x, signs);
+    w[1] = negate(both.y, signs >> 4);
 }
 
 struct Iq2Xxs : Layout<256, 66, 0, false, 512> {

@@ -222,14 +222,36 @@ __device__ void descend(const DescendParams& p) {
         grid = reinterpret_cast<const uint32_t*>(arrival.bring(end, F::codebook(), F::GRID * 4));
     }
     ready();
-    const float* x = p.x + (p.rows == nullptr ? 0 : size_t(*p.rows) * wide);
-    for (uint32_t i = threadIdx.x; i < (last - first + 1) * p.width; i += blockDim.x) {
-        const uint32_t stream = first + i / p.width, j = i % p.width;
-        float value = x[stream * p.width + j];
-        if (p.write.y != nullptr) {
-            value = p.write.at(0, p.streams, stream, p.width, j, value);
+    const float* x = p.x + (p.rows == nullptr ? 0 : size_t(*p.rows) * wide) + first * p.width;
+    // Several loads of a thread are under way before the first is used.
+    constexpr uint32_t AHEAD = 4;
+    const uint32_t fours = p.width / 4, count = (last - first + 1) * fours;
+    for (uint32_t base = threadIdx.x; base < count; base += AHEAD * blockDim.x) {
+        float4 values[AHEAD], y[AHEAD] = {};
+        float by[AHEAD] = {};
+#pragma unroll
+        for (uint32_t n = 0; n < AHEAD; n++) {
+            const uint32_t i = base + n * blockDim.x;
+            if (i < count) {
+                values[n] = reinterpret_cast<const float4*>(x)[i];
+                if (p.write.y != nullptr) {
+                    y[n] = reinterpret_cast<const float4*>(p.write.y)[i % fours];
+                    by[n] = p.write.inject[first + i / fours];
+                }
+            }
         }
-        staged[i] = value;
+#pragma unroll
+        for (uint32_t n = 0; n < AHEAD; n++) {
+            const uint32_t i = base + n * blockDim.x;
+            if (i < count) {
+                float4 value = values[n];
+                if (p.write.y != nullptr) {
+                    value = {fma(by[n], y[n].x, value.x), fma(by[n], y[n].y, value.y), fma(by[n], y[n].z, value.z),
+                             fma(by[n], y[n].w, value.w)};
+                }
+                reinterpret_cast<float4*>(staged)[i] = value;
+            }
+        }
     }
     __syncthreads();
     for (uint32_t stream = first + warp; stream <= last; stream += blockDim.x / WARP) {
@@ -367,10 +389,26 @@ __device__ void narrow(const NarrowParams& p) {
     }
     const Rows one(terms, rows, units, 0, grid);
     ready();
+    // Loads that are used last start first.
+    constexpr uint32_t AHEAD = 8;
+    float normed[AHEAD];
+#pragma unroll
+    for (uint32_t s = 0; s < AHEAD; s++) {
+        normed[s] = warp == 0 && s < p.streams ? p.normed[size_t(s) * p.width + j + lane] : 0.0f;
+    }
     for (int unit = warp; unit < units; unit += blockDim.x / WARP) {
         float low = 0.0f;
-        for (uint32_t s = 0; s < p.segments; s++) {
-            low = low + p.partial[size_t(unit * 32 + lane) * p.segments + s];
+        const float* partial = p.partial + size_t(unit * 32 + lane) * p.segments;
+        for (uint32_t s = 0; s < p.segments; s += AHEAD) {
+            float parts[AHEAD];
+#pragma unroll
+            for (uint32_t n = 0; n < AHEAD; n++) {
+                parts[n] = s + n < p.segments ? partial[s + n] : 0.0f;
+            }
+#pragma unroll
+            for (uint32_t n = 0; n < AHEAD; n++) {
+                low = s + n < p.segments ? low + parts[n] : low;
+            }
         }
         low = p.down_scale == nullptr ? low : low * *p.down_scale;
         const Quantised block = quantise(silu(__fdiv_rn(low, float(p.streams))));
@@ -401,7 +439,11 @@ __device__ void narrow(const NarrowParams& p) {
     __syncthreads();
     if (warp == 0) {
         float u = 0.0f;
-        for (uint32_t s = 0; s < p.streams; s++) {
+#pragma unroll
+        for (uint32_t s = 0; s < AHEAD; s++) {
+            u = s < p.streams ? fma(gates[s * 32 + lane], normed[s], u) : u;
+        }
+        for (uint32_t s = AHEAD; s < p.streams; s++) {
             u = fma(gates[s * 32 + lane], p.normed[size_t(s) * p.width + j + lane], u);
         }
         u = __fdiv_rn(u, float(p.streams));

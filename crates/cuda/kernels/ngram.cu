@@ -61,12 +61,13 @@ struct GatedValueParams {
 
 /// The n-gram block's gate of one row and stream, and the norm of the gated value: docs/qwen4exp.md, section 2.5. A block
 /// of threads each, which brings what single warps then sum up in the contract's order.
-extern "C" __global__ void __launch_bounds__(128) strata_gated_value(const __grid_constant__ GatedValueParams p) {
+extern "C" __global__ void __launch_bounds__(512) strata_gated_value(const __grid_constant__ GatedValueParams p) {
     extern __shared__ float staged[];
     __shared__ float scales[2], gate_of_all, scale_of_all;
     const uint32_t at = blockIdx.x, row = at / p.streams, stream = at % p.streams;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     float *key = staged, *query = staged + p.width, *value = staged + 2 * p.width;
+#pragma unroll 4
     for (uint32_t j = threadIdx.x; j < p.width; j += blockDim.x) {
         key[j] = p.keys[uint64_t(at) * p.width + j];
         query[j] = p.x[uint64_t(at) * p.width + j];

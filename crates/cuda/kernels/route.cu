@@ -63,6 +63,7 @@ __device__ inline void choose(const Routing& r, const float* x, uint32_t& expert
     before[thread] = 0, best[thread] = 0;
     __syncthreads();
     largest = maxima[0];
+#pragma unroll
     for (uint32_t w = 1; w < WARPS; w++) {
         largest = larger(maxima[w], largest);
     }
@@ -112,7 +113,7 @@ __device__ inline void choose(const Routing& r, const float* x, uint32_t& expert
     const uint64_t own = best[candidate];
     if (part < parts && own != 0) {
         uint32_t larger_ones = 0;
-#pragma unroll 4
+#pragma unroll 8
         for (uint32_t i = 2 * part; i < candidates; i += 2 * parts) {
             const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(best + i);
             larger_ones += two.x > own;
@@ -128,8 +129,9 @@ __device__ inline void choose(const Routing& r, const float* x, uint32_t& expert
     if (warp == 0) {
         const uint32_t mine = lane < r.used ? chosen[lane] : ~0u;
         uint32_t place = 0;
-        for (uint32_t i = 0; i < r.used; i++) {
-            place += chosen[i] < mine;
+#pragma unroll
+        for (uint32_t i = 0; i < WARP; i++) {
+            place += i < r.used && chosen[i] < mine;
         }
         __syncwarp();
         if (lane < r.used) {
@@ -137,8 +139,9 @@ __device__ inline void choose(const Routing& r, const float* x, uint32_t& expert
         }
         __syncwarp();
         float total = 0.0f;
-        for (uint32_t i = 0; i < r.used; i++) {
-            total = total + sorted[i];
+#pragma unroll
+        for (uint32_t i = 0; i < WARP; i++) {
+            total = i < r.used ? total + sorted[i] : total;
         }
         if (lane < r.used) {
             expert = chosen[lane], share = __fdiv_rn(sorted[lane], total);
@@ -221,7 +224,6 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_route_one(const __
     extern __shared__ __align__(16) uint8_t room[];
     __shared__ Arrival arrivals[2];
     __shared__ bool last;
-    pass();
     const uint32_t begin = blockIdx.x * p.share, rows = min(p.share, p.r.all - begin), i = threadIdx.x;
     auto emit = [&](uint32_t row, float sum) {
         p.logits[row] = p.scale == nullptr ? sum : sum * *p.scale;
@@ -246,6 +248,8 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_route_one(const __
     if (!last) {
         return;
     }
+    // Not before: what runs beside this kernel needs the room that the next one's blocks would take.
+    pass();
     uint32_t expert;
     float share;
     choose(p.r, p.logits, expert, share);

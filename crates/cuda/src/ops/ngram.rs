@@ -132,7 +132,7 @@ impl CudaBackend {
             eps,
         };
         let Ngram { gated_value, conv: kernel } = &self.kernels.ngram;
-        let grid = Grid { blocks: [(rows * streams) as u32, 1, 1], threads: 128 };
+        let grid = Grid { blocks: [(rows * streams) as u32, 1, 1], threads: 512 };
         // SAFETY: `Room` made them as large as the window is; a block keeps three streams of a row.
         unsafe { gated_value.launch_with(&self.stream, grid, 12 * d as u32, &p) }.map_err(Failed::from)?;
         let state = self.recurrent(layer, &window)?;
