@@ -3,6 +3,7 @@
 use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, Shape, SharedWeights, Spec};
 use strata_quant::Format;
 
+use super::few::Layout;
 use super::input::{Input, Target, any_blocks};
 use super::one::brought;
 use super::route::{FEW_PLACES, RoutingParams, most_units, tile};
@@ -57,6 +58,28 @@ struct FewParams {
     format: u32,
 }
 
+/// For units of a few places, where several rows were routed.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ExpertsFewParams {
+    slots: u64,
+    offset: u64,
+    q: u64,
+    d: u64,
+    sums: u64,
+    order: u64,
+    out: u64,
+    scales: u64,
+    up_scales: u64,
+    hidden: Target,
+    unit_expert: u64,
+    unit_first: u64,
+    unit_places: u64,
+    units: u64,
+    rows: u32,
+    k: u32,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct SwigluParams {
@@ -78,8 +101,21 @@ struct CombineParams {
     padding: u32,
 }
 
+/// The kernels of one block format for several rows.
+struct Several {
+    layout: Layout,
+    /// Products, and those of gate and up rows with their SwiGLU.
+    rows: Kernel<ExpertsFewParams>,
+    hidden: Kernel<ExpertsFewParams>,
+}
+
+/// Strips of rows that a block of threads of these has, and rows of one. Twins: `STRIPS`, `Few::ROWS`.
+const STRIPS: usize = 4;
+const STRIP: usize = 16;
+
 /// The kernels.
 pub(crate) struct Experts {
+    several: Vec<(Format, Several)>,
     /// For units of a few places, whatever the block format.
     few: Kernel<FewParams>,
     /// The same for gate and up rows with their SwiGLU.
@@ -98,7 +134,18 @@ impl Experts {
                 (format.name().to_lowercase(), if format.is_float() { "floats" } else { "wide" });
             Ok((format, experts.kernel(&format!("strata_grouped_{way}_{name}"))?))
         };
+        let experts_few = module(context, "experts_few")?;
+        let several = |format: Format| -> Result<_, DriverError> {
+            let kernel = |what: &str| -> Result<_, DriverError> {
+                let name = format!("strata_{what}_few_{}", format.name().to_lowercase());
+                Ok(experts_few.dynamic_kernel(&name)?.early())
+            };
+            let layout = Layout::new(&experts_few, format)?;
+            Ok((format, Several { layout, rows: kernel("rows")?, hidden: kernel("hidden")? }))
+        };
+        let blocks = Format::ALL.into_iter().filter(|format| !format.is_float());
         Ok(Experts {
+            several: blocks.map(several).collect::<Result<_, _>>()?,
             few: experts.dynamic_kernel("strata_grouped_few")?.early(),
             hidden: experts.dynamic_kernel("strata_hidden")?.early(),
             grouped: Format::ALL.into_iter().map(grouped).collect::<Result<_, _>>()?,
@@ -208,6 +255,39 @@ impl CudaBackend {
         Ok((rows * moe.used).min(moe.experts) * slots.stride)
     }
 
+    /// The kernels for several rows and units of a few places each, with the shared memory that they need, if this is a case for them.
+    fn several(&self, product: &Product, k: usize) -> Option<(&Several, u32)> {
+        let rows = self.routing.rows;
+        let (_, of) = self.kernels.experts.several.iter().find(|(format, _)| *format == product.format)?;
+        let shared = of.layout.bytes(STRIPS, 1, FEW_PLACES, k / 32);
+        let few = rows > 1 && tile(&self.spec.shape.moe, rows) == FEW_PLACES;
+        (few && shared <= self.kernels.products.one.formats.shared).then_some((of, shared as u32))
+    }
+
+    /// Their parameters.
+    fn several_params(&self, product: &Product, input: &Input, out: DeviceSlice<f32>) -> ExpertsFewParams {
+        let routing = self.routing.params(&self.spec.shape.moe);
+        let [q, d, sums] = input.quantised_addresses();
+        ExpertsFewParams {
+            slots: product.slots.address(),
+            offset: product.offset as u64,
+            q,
+            d,
+            sums,
+            order: if product.by_row { routing.order } else { 0 },
+            out: out.address(),
+            scales: product.scales.map_or(0, DeviceSlice::address),
+            up_scales: 0,
+            hidden: Target::NONE,
+            unit_expert: routing.unit_expert,
+            unit_first: routing.unit_first,
+            unit_places: routing.unit_places,
+            units: routing.units,
+            rows: product.rows as u32,
+            k: input.k() as u32,
+        }
+    }
+
     /// The parameters of a product whose units have a few places each.
     fn few(&self, product: &Product, input: &Input, out: DeviceSlice<f32>) -> FewParams {
         let routing = self.routing.params(&self.spec.shape.moe);
@@ -249,6 +329,19 @@ impl CudaBackend {
         let Some(bytes) = gate.format.row_bytes(input.k()) else { return Ok(false) };
         let shared = 4 * 64 + 2 * brought(32 * bytes) + formats.room(gate.format, 64, input.k() / 32);
         let fit = gate.format == up.format && !gate.format.is_float() && moe.width.is_multiple_of(32);
+        if let Some((of, shared)) = self.several(gate, input.k()).filter(|_| fit) {
+            let p = ExpertsFewParams {
+                offset: up.offset as u64,
+                up_scales: up.scales.map_or(0, DeviceSlice::address),
+                hidden: hidden.target(wanted, moe.width),
+                ..self.several_params(gate, input, hidden.floats())
+            };
+            let blocks = [(moe.width / 32) as u32, most_units(&moe, rows) as u32, 1];
+            let grid = Grid { blocks, threads: 32 * STRIPS as u32 };
+            // SAFETY: as below.
+            unsafe { of.hidden.launch_with(&self.stream, grid, shared, &p) }.map_err(Failed::from)?;
+            return Ok(true);
+        }
         if !fit || tile(&moe, rows) != FEW_PLACES || shared > formats.shared {
             return Ok(false);
         }
@@ -277,6 +370,14 @@ impl CudaBackend {
             (self.spec.shape.moe, self.routing.rows, most_units(&self.spec.shape.moe, self.routing.rows));
         let routing = self.routing.params(&moe);
         let [q, d, sums] = input.quantised_addresses();
+        if let Some((of, shared)) = self.several(product, input.k()) {
+            let p = self.several_params(product, input, out);
+            let blocks = [product.rows.div_ceil(STRIPS * STRIP) as u32, units as u32, 1];
+            let grid = Grid { blocks, threads: 32 * STRIPS as u32 };
+            // SAFETY: as below.
+            unsafe { of.rows.launch_with(&self.stream, grid, shared, &p) }.map_err(Failed::from)?;
+            return Ok(());
+        }
         if !product.format.is_float() && tile(&moe, rows) == FEW_PLACES {
             let formats = &self.kernels.products.one.formats;
             let bytes = product.format.row_bytes(input.k()).expect("rows are whole blocks");

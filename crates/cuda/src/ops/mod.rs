@@ -5,6 +5,7 @@
 mod draft;
 mod embed;
 mod experts;
+mod few;
 mod floats;
 mod gdn;
 mod input;
