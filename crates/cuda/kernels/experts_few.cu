@@ -58,7 +58,7 @@ __device__ void multiply_unit(const ExpertsFewParams& p, Strip strip, int rows, 
     group.grid = Rows::prepare(grid);
     group.row_bytes = units / Rows::PER_BLOCK * F::BYTES;
     group.rows = rows, group.strip = warp, group.strips = STRIPS, group.barrier = 1;
-    group.x = p.x, group.which = which, group.room = PLACES, group.units = units;
+    group.x = p.x, group.which = which, group.resident = nullptr, group.room = PLACES, group.units = units;
     ready();
     // Units that aren't there have something, too.
     const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y],

@@ -12,6 +12,29 @@
 
 namespace strata {
 
+/// `start + a * b` of a unit, and of its halves: `a` 16 rows, `b` 8 columns. All sums start alike.
+__device__ inline void products32(int (&c)[4], int start, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, "
+        "%10};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(start));
+#else
+    c[0] = c[1] = c[2] = c[3] = start;
+    multiply32(c, a, b0, b1);
+#endif
+}
+__device__ inline void products16(int (&c)[4], int start, uint32_t a0, uint32_t a1, uint32_t b) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b), "r"(start));
+#else
+    c[0] = c[1] = c[2] = c[3] = start;
+    multiply16(c, a0, a1, b);
+#endif
+}
+
 /// What groups and rings are made of, for rows of format `F`. Twin: `ops/few.rs`.
 template <class F>
 struct Few {
@@ -71,12 +94,32 @@ struct Few {
         Columns x;
         /// Numbers of columns in shared memory, or null for the first ones.
         const uint32_t* which;
+        /// Whole columns in shared memory, chunk after chunk, or null where they are brought.
+        uint8_t* resident;
         int cols, room, units;
 
-        __device__ uint32_t stage_bytes() const { return strips * ROWS * ROW + room * COLUMN_BYTES; }
-        __device__ uint8_t* columns(int stage) const { return ring + stage * stage_bytes() + strips * ROWS * ROW; }
-        __device__ Chunk chunk(int stage) const {
-            const uint8_t* q = columns(stage);
+        __device__ uint32_t stage_bytes() const {
+            return strips * ROWS * ROW + (resident == nullptr ? room * COLUMN_BYTES : 0);
+        }
+        __device__ uint8_t* columns(int stage, int from) const {
+            return resident == nullptr ? ring + stage * stage_bytes() + strips * ROWS * ROW
+                                       : resident + from / CHUNK * room * COLUMN_BYTES;
+        }
+        /// Puts a warp's 32 values, quantised, to a unit of a resident column.
+        __device__ void put(int col, int unit, float x, int lane) const {
+            const Quantised block = quantise(x);
+            uint8_t* to = columns(0, unit);
+            to[col * COLUMN + unit % CHUNK * 32 + lane] = uint8_t(block.q);
+            if (lane == 0) {
+                const uint32_t at = unit % CHUNK * room + col;
+                reinterpret_cast<float*>(to + room * COLUMN)[at] = block.d;
+                if constexpr (SUMS) {
+                    reinterpret_cast<uint32_t*>(to + room * COLUMN)[CHUNK * room + at] = block.sums;
+                }
+            }
+        }
+        __device__ Chunk chunk(int stage, int from) const {
+            const uint8_t* q = columns(stage, from);
             const float* d = reinterpret_cast<const float*>(q + room * COLUMN);
             return {q, d, reinterpret_cast<const uint32_t*>(d + CHUNK * room), uint32_t(room)};
         }
@@ -120,7 +163,10 @@ struct Few {
         }
         /// The same for the group's columns, by all its warps.
         __device__ void start_columns(int stage, int from, int here, int lane) const {
-            const SharedAddress to = shared_at(columns(stage));
+            if (resident != nullptr) {
+                return;
+            }
+            const SharedAddress to = shared_at(columns(stage, from));
             const int thread = strip * WARP + lane, threads = strips * WARP;
             for (int i = thread; i < cols * (CHUNK * 2); i += threads) {
                 const int col = i / (CHUNK * 2), piece = i % (CHUNK * 2);
@@ -173,7 +219,7 @@ struct Few {
                     start_columns(next, ahead, min(CHUNK, to - ahead), lane);
                 }
                 end_copies();
-                const Chunk columns = chunk(stage);
+                const Chunk columns = chunk(stage, at);
                 const uint8_t* own = row(stage, lane % ROWS, at);
                 auto unit = [&](int number) {
                     const int i = number + half;
@@ -337,12 +383,12 @@ struct Few {
                                     const Scales (&scales)[2], float2 d_a, uint2 sums, bool there) {
             // As in `Many::unit`.
             constexpr int start = int(ROUND_BITS);
-            int first[4] = {start, start, start, start}, other[4] = {start, start, start, start};
+            int first[4], other[4];
             if constexpr (F::HALVES || F::SPLIT) {
-                multiply16(first, a[0], a[1], b0);
-                multiply16(other, a[2], a[3], b1);
+                products16(first, start, a[0], a[1], b0);
+                products16(other, start, a[2], a[3], b1);
             } else {
-                multiply32(first, a, b0, b1);
+                products32(first, start, a, b0, b1);
             }
 #pragma unroll
             for (int j = 0; j < 4; j++) {

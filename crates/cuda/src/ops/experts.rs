@@ -3,7 +3,7 @@
 use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, Shape, SharedWeights, Spec};
 use strata_quant::Format;
 
-use super::few::Layout;
+use super::few::{self, Layout};
 use super::input::{Input, Target, any_blocks};
 use super::one::brought;
 use super::route::{FEW_PLACES, RoutingParams, most_units, tile};
@@ -109,9 +109,8 @@ struct Several {
     hidden: Kernel<ExpertsFewParams>,
 }
 
-/// Strips of rows that a block of threads of these has, and rows of one. Twins: `STRIPS`, `Few::ROWS`.
+/// Strips of rows that a block of threads of these has. Twin: `STRIPS`.
 const STRIPS: usize = 4;
-const STRIP: usize = 16;
 
 /// The kernels.
 pub(crate) struct Experts {
@@ -372,7 +371,7 @@ impl CudaBackend {
         let [q, d, sums] = input.quantised_addresses();
         if let Some((of, shared)) = self.several(product, input.k()) {
             let p = self.several_params(product, input, out);
-            let blocks = [product.rows.div_ceil(STRIPS * STRIP) as u32, units as u32, 1];
+            let blocks = [product.rows.div_ceil(STRIPS * few::ROWS) as u32, units as u32, 1];
             let grid = Grid { blocks, threads: 32 * STRIPS as u32 };
             // SAFETY: as below.
             unsafe { of.rows.launch_with(&self.stream, grid, shared, &p) }.map_err(Failed::from)?;

@@ -12,8 +12,9 @@ use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Module, Str
 pub(crate) const FEW: usize = 64;
 /// Matrices of a launch. Twin: `FewParams`.
 const MOST: usize = 3;
-/// Rows of a strip, units of a segment. Twins: `Few::ROWS`, `SEGMENT`.
-const ROWS: usize = 16;
+/// Rows of a strip, units of a chunk and of a segment. Twins: `Few::ROWS`, `Few::CHUNK`, `SEGMENT`.
+pub(crate) const ROWS: usize = 16;
+const CHUNK: usize = 8;
 const SEGMENT: usize = 64;
 /// Warps of a block of threads.
 const WARPS: usize = 8;
@@ -65,9 +66,24 @@ impl Layout {
 
     /// Bytes for `groups` of so many strips each, with room for `cols` columns of `units` units.
     pub(crate) fn bytes(&self, strips: usize, groups: usize, cols: usize, units: usize) -> usize {
-        let sums = units.div_ceil(SEGMENT) * cols * strips * ROWS * 4;
         let stage = strips * ROWS * self.row + cols * self.column;
-        self.grid + strips * groups * self.decoded + sums + groups * self.stages * stage
+        self.fixed(strips, groups, cols, units) + groups * self.stages(units) * stage
+    }
+
+    /// The same for one group whose columns are made in place.
+    pub(crate) fn resident(&self, strips: usize, cols: usize, units: usize) -> usize {
+        let columns = units.div_ceil(CHUNK) * cols * self.column;
+        self.fixed(strips, 1, cols, units) + columns + self.stages(units) * strips * ROWS * self.row
+    }
+
+    fn fixed(&self, strips: usize, groups: usize, cols: usize, units: usize) -> usize {
+        let sums = units.div_ceil(SEGMENT) * cols * strips * ROWS * 4;
+        self.grid + strips * groups * self.decoded + sums
+    }
+
+    /// Stages that rows of so many units come to.
+    fn stages(&self, units: usize) -> usize {
+        self.stages.min(units.div_ceil(CHUNK))
     }
 }
 

@@ -1,14 +1,16 @@
 //! Hyper-connection mixers and the head behind the last: `kernels/mixer.cu`.
 
 use strata_backend::{BackendError, Buffer, MixerWeights, Op, Shape, Spec, Weight};
+use strata_quant::Format;
 
 use super::experts::ASIDE;
+use super::few::Layout;
 use super::input::{Input, Target, any_blocks};
 use super::one::{Formats, brought, most_rows, piece_bytes};
 use super::{OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
-use crate::driver::{Context, DeviceSlice, Grid, Kernel};
+use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
 use crate::inputs::Ids;
 use crate::scratch::Scratch;
 use crate::weights::Matrix;
@@ -91,11 +93,41 @@ struct NarrowParams {
     padding: u32,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct NarrowFewParams {
+    up: u64,
+    scale: u64,
+    low: u64,
+    inject: u64,
+    injected: u64,
+    normed: u64,
+    u: u64,
+    quantised: Target,
+    count: u32,
+    rank: u32,
+    width: u32,
+    streams: u32,
+    inject_format: u32,
+    padding: u32,
+}
+
 /// Threads of a block of `strata_norm`, and the widest stream that it quantises itself. Twins: `NORMERS`, `STAGED`.
 const NORMERS: u32 = 640;
 const STAGED: usize = 4096;
 /// Threads of a block of `strata_narrow`. Twin: `NARROWERS`.
 const NARROWERS: usize = 512;
+
+/// Rows and streams that `strata_narrow_few` takes. Twin of the latter: `STREAMS`.
+const NARROW_ROWS: usize = 32;
+const NARROW_STREAMS: usize = 4;
+
+/// `strata_narrow` for a few rows, of one block format.
+struct NarrowFew {
+    layout: Layout,
+    /// By their rows.
+    kernels: [(usize, Kernel<NarrowFewParams>); 2],
+}
 
 /// The kernels.
 pub(crate) struct Mixers {
@@ -104,12 +136,23 @@ pub(crate) struct Mixers {
     mix: Kernel<MixParams>,
     write: Kernel<WriteParams>,
     narrow: Kernel<NarrowParams>,
+    narrow_few: Vec<(Format, NarrowFew)>,
 }
 
 impl Mixers {
     pub(crate) fn new(context: &Context) -> Result<Mixers, OpError> {
-        let module = module(context, "mixer")?;
+        let (module, few) = (module(context, "mixer")?, module(context, "mixer_few")?);
+        let narrow_few = |format: Format| -> Result<_, DriverError> {
+            let kernel = |tiles: usize| -> Result<_, DriverError> {
+                let name = format!("strata_narrow_few_{tiles}_{}", format.name().to_lowercase());
+                Ok((8 * tiles, few.dynamic_kernel(&name)?.early()))
+            };
+            let layout = Layout::new(&few, format)?;
+            Ok((format, NarrowFew { layout, kernels: [kernel(1)?, kernel(4)?] }))
+        };
+        let blocks = Format::ALL.into_iter().filter(|format| !format.is_float());
         Ok(Mixers {
+            narrow_few: blocks.map(narrow_few).collect::<Result<_, _>>()?,
             norm: module.kernel("strata_norm")?.early(),
             gates: module.kernel("strata_mixer_gates")?,
             mix: module.kernel("strata_mix")?,
@@ -170,6 +213,24 @@ fn narrow_room(formats: &Formats, up: &Matrix, inject: Option<Matrix>, shape: &S
     (!up.format.is_float() && floats && whole && fit).then_some(bytes)
 }
 
+impl NarrowFew {
+    /// The kernel for so many rows, with the bytes of shared memory of a block, if it can be had for these matrices.
+    fn fit(
+        &self,
+        up: &Matrix,
+        inject: Option<Matrix>,
+        (shape, rows, shared): (&Shape, usize, usize),
+    ) -> Option<(&Kernel<NarrowFewParams>, usize)> {
+        let Shape { hidden: d, streams, mixer_rank: rank, .. } = *shape;
+        let (cols, kernel) = self.kernels.iter().find(|(most, _)| *most >= rows)?;
+        let bytes = self.layout.resident(2 * streams, *cols, rank / 32);
+        let floats = inject.is_none_or(|w| w.format.is_float() && w.scale.is_none());
+        let whole = rank.is_multiple_of(32) && d.is_multiple_of(32) && up.format.row_bytes(rank).is_some();
+        let fits = streams <= NARROW_STREAMS && rows <= NARROW_ROWS && bytes <= shared;
+        (floats && whole && fits).then_some((kernel, bytes))
+    }
+}
+
 /// What the head needs besides its mixer: the rows' inputs.
 pub(crate) fn head_room(spec: &Spec, rows: usize, room: &mut Scratch) -> (Room, Input) {
     let d = spec.shape.hidden;
@@ -220,7 +281,8 @@ impl CudaBackend {
             (Some(w), Some(to)) => Some((self.weights.matrix(w, streams, wide)?, to)),
             _ => None,
         };
-        let Mixers { norm, gates, mix, narrow, .. } = &self.kernels.mixers;
+        let mixers = &self.kernels.mixers;
+        let Mixers { norm, gates, mix, narrow, .. } = mixers;
         let left = self.left.take().map_or_else(Write::default, |left| left.write());
         let target = room.wide.target(any_blocks(&[down]) && d <= STAGED, d);
         let groups = room.normed.len() / d;
@@ -265,6 +327,39 @@ impl CudaBackend {
             let grid = Grid { blocks: [blocks as u32, 1, 1], threads: NARROWERS as u32 };
             // SAFETY: one row of everything; `narrow_room` counts what the kernel lays out.
             unsafe { narrow.launch_with(&self.stream, grid, shared as u32, &p) }.map_err(Failed::from)?;
+            return Ok(read);
+        }
+        let rows = groups / streams;
+        let found = mixers.narrow_few.iter().find(|(format, _)| *format == up.format);
+        let fit = found.and_then(|(_, of)| {
+            of.fit(&up, inject.map(|(w, _)| w), (&self.spec.shape, rows, formats.shared))
+        });
+        if let Some((kernel, shared)) = fit.filter(|_| rows > 1) {
+            self.product(&down, &room.wide, room.low)?;
+            let p = NarrowFewParams {
+                up: up.bytes.address(),
+                scale: up.scale.map_or(0, DeviceSlice::address),
+                low: room.low.address(),
+                inject: inject.map_or(0, |(w, _)| w.bytes.address()),
+                injected: inject.map_or(0, |(_, to)| to.address()),
+                normed: room.normed.address(),
+                u: u.floats().address(),
+                quantised: u.target(wanted, d),
+                count: rows as u32,
+                rank: rank as u32,
+                width: d as u32,
+                streams: streams as u32,
+                inject_format: inject.map_or(0, |(w, _)| match w.format {
+                    Format::F16 => 1,
+                    Format::Bf16 => 2,
+                    _ => 0,
+                }),
+                padding: 0,
+            };
+            let injected = inject.map_or(0, |_| (rows * streams).div_ceil(2 * streams));
+            let grid = Grid { blocks: [(d / 32 + injected) as u32, 1, 1], threads: (64 * streams) as u32 };
+            // SAFETY: `Room` and `inject` have these rows; `fit` counts what the kernel lays out.
+            unsafe { kernel.launch_with(&self.stream, grid, shared as u32, &p) }.map_err(Failed::from)?;
             return Ok(read);
         }
         let mut products = vec![(down, room.low)];
