@@ -46,11 +46,11 @@ struct Work {
 template <class F, class Strip, class Done>
 __device__ void multiply_unit(const ExpertsFewParams& p, Strip strip, int rows, Done done) {
     extern __shared__ __align__(16) uint8_t room[];
-    __shared__ uint32_t which[PLACES];
     using Rows = Few<F>;
     pass();
     const uint32_t warp = threadIdx.x / WARP, units = p.k / 32, segments = (units + SEGMENT - 1) / SEGMENT;
-    auto* grid = reinterpret_cast<uint32_t*>(room);
+    auto* which = reinterpret_cast<uint32_t*>(room);
+    auto* grid = which + PLACES;
     auto* decoded = reinterpret_cast<typename Rows::Decoded*>(grid + F::GRID);
     const typename Rows::Sums sums{reinterpret_cast<float*>(decoded + 2 * STRIPS), int(PLACES)};
     typename Rows::Group group;

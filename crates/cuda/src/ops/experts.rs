@@ -258,7 +258,8 @@ impl CudaBackend {
     fn several(&self, product: &Product, k: usize) -> Option<(&Several, u32)> {
         let rows = self.routing.rows;
         let (_, of) = self.kernels.experts.several.iter().find(|(format, _)| *format == product.format)?;
-        let shared = of.layout.bytes(STRIPS, 1, FEW_PLACES, k / 32);
+        // The columns' numbers come first.
+        let shared = 4 * FEW_PLACES + of.layout.bytes(STRIPS, 1, FEW_PLACES, k / 32);
         let few = rows > 1 && tile(&self.spec.shape.moe, rows) == FEW_PLACES;
         (few && shared <= self.kernels.products.one.formats.shared).then_some((of, shared as u32))
     }
