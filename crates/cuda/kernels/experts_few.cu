@@ -51,14 +51,14 @@ __device__ void multiply_unit(const ExpertsFewParams& p, Strip strip, int rows, 
     const uint32_t warp = threadIdx.x / WARP, units = p.k / 32, segments = (units + SEGMENT - 1) / SEGMENT;
     auto* which = reinterpret_cast<uint32_t*>(room);
     auto* grid = which + PLACES;
-    auto* decoded = reinterpret_cast<typename Rows::Decoded*>(grid + F::GRID);
-    const typename Rows::Sums sums{reinterpret_cast<float*>(decoded + 2 * STRIPS), int(PLACES)};
+    const typename Rows::Sums sums{reinterpret_cast<float*>(grid + F::GRID), int(PLACES)};
     typename Rows::Group group;
-    group.ring = reinterpret_cast<uint8_t*>(sums.all + segments * PLACES * STRIPS * Rows::ROWS);
+    group.resident = reinterpret_cast<uint8_t*>(sums.all + segments * PLACES * STRIPS * Rows::ROWS);
+    group.ring = group.resident + (Rows::Each::MOST * units * Rows::Each::UNIT + 15) / 16 * 16;
     group.grid = Rows::prepare(grid);
     group.row_bytes = units / Rows::PER_BLOCK * F::BYTES;
     group.rows = rows, group.strip = warp, group.strips = STRIPS, group.barrier = 1;
-    group.x = p.x, group.which = which, group.resident = nullptr, group.room = PLACES, group.units = units;
+    group.x = p.x, group.which = nullptr, group.cols = group.room = 0, group.units = units;
     ready();
     // Units that aren't there have something, too.
     const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y],
@@ -66,18 +66,18 @@ __device__ void multiply_unit(const ExpertsFewParams& p, Strip strip, int rows, 
     if (blockIdx.y >= *p.units) {
         return;
     }
-    group.cols = cols;
     group.weights = strip(reinterpret_cast<const uint8_t*>(p.slots[expert]), group.row_bytes);
     if (threadIdx.x < cols) {
         which[threadIdx.x] = p.order == nullptr ? place + threadIdx.x : p.order[place + threadIdx.x];
     }
-    auto before = [] { __syncthreads(); };
-    if (cols <= 2) {
-        typename Rows::Each each{sums, int(cols)};
-        group.walk(0, units, each, before);
-    } else {
-        typename Rows::template Together<1> together{sums, decoded + 2 * warp};
-        group.walk(0, units, together, before);
+#pragma unroll 1
+    for (int first = 0; first < int(cols); first += Rows::Each::MOST) {
+        typename Rows::Each each;
+        each.sums = sums, each.first = first, each.cols = min(int(cols) - first, Rows::Each::MOST), each.units = units;
+        group.walk(0, units, each, [&] {
+            __syncthreads();
+            each.start(group.resident, p.x, which + first);
+        });
     }
     __syncthreads();
     done(Work<F>{expert, place, cols, segments, sums});

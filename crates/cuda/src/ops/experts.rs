@@ -259,7 +259,7 @@ impl CudaBackend {
         let rows = self.routing.rows;
         let (_, of) = self.kernels.experts.several.iter().find(|(format, _)| *format == product.format)?;
         // The columns' numbers come first.
-        let shared = 4 * FEW_PLACES + of.layout.bytes(STRIPS, 1, FEW_PLACES, k / 32);
+        let shared = 4 * FEW_PLACES + of.layout.each(STRIPS, FEW_PLACES, k / 32);
         let few = rows > 1 && tile(&self.spec.shape.moe, rows) == FEW_PLACES;
         (few && shared <= self.kernels.products.one.formats.shared).then_some((of, shared as u32))
     }

@@ -54,14 +54,19 @@ pub(crate) struct Layout {
     row: usize,
     column: usize,
     stages: usize,
+    /// Of a unit of a column that lanes multiply.
+    unit: usize,
 }
+
+/// Columns that lanes multiply at once. Twin: `Few::Each::MOST`.
+const EACH: usize = 4;
 
 impl Layout {
     pub(crate) fn new(module: &Module, format: Format) -> Result<Layout, DriverError> {
         let name = format.name().to_lowercase();
-        let words: [u32; 5] = module.words(&format!("strata_few_{name}"))?;
-        let [grid, decoded, row, column, stages] = words.map(|word| word as usize);
-        Ok(Layout { grid, decoded, row, column, stages })
+        let words: [u32; 6] = module.words(&format!("strata_few_{name}"))?;
+        let [grid, decoded, row, column, stages, unit] = words.map(|word| word as usize);
+        Ok(Layout { grid, decoded, row, column, stages, unit })
     }
 
     /// Bytes for `groups` of so many strips each, with room for `cols` columns of `units` units.
@@ -76,9 +81,19 @@ impl Layout {
         self.fixed(strips, 1, cols, units) + columns + self.stages(units) * strips * ROWS * self.row
     }
 
+    /// The same for lanes that multiply what they decode, with sums of `cols` columns.
+    pub(crate) fn each(&self, strips: usize, cols: usize, units: usize) -> usize {
+        let columns = (EACH * units * self.unit).next_multiple_of(16);
+        let rows = self.stages(units) * strips * ROWS * self.row;
+        self.grid + Self::sums(strips, cols, units) + columns + rows
+    }
+
     fn fixed(&self, strips: usize, groups: usize, cols: usize, units: usize) -> usize {
-        let sums = units.div_ceil(SEGMENT) * cols * strips * ROWS * 4;
-        self.grid + strips * groups * self.decoded + sums
+        self.grid + strips * groups * self.decoded + Self::sums(strips, cols, units)
+    }
+
+    fn sums(strips: usize, cols: usize, units: usize) -> usize {
+        units.div_ceil(SEGMENT) * cols * strips * ROWS * 4
     }
 
     /// Stages that rows of so many units come to.
