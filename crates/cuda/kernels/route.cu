@@ -209,16 +209,86 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_choose_one(const _
     group_few(p.r, experts);
 }
 
-/// Groups the pairs of a few rows.
+/// Experts of a thread that groups.
+constexpr uint32_t OF_A_THREAD = 4, PAIRS = 1024;
+
+/// Groups the pairs of a few rows, at most `PAIRS`, by one block. Which of an expert's places a pair gets may differ from
+/// run to run; no result depends on it.
 extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_group_few(const __grid_constant__ Routing r) {
-    __shared__ uint32_t experts[1024];
+    constexpr uint32_t ALL_EXPERTS = CHOOSERS * OF_A_THREAD, TURNS = PAIRS / CHOOSERS;
+    __shared__ uint32_t counts[ALL_EXPERTS], of_warps[CHOOSERS / WARP];
+    const uint32_t thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP, pairs = r.rows * r.used;
     pass();
-    ready();
-    for (uint32_t pair = threadIdx.x; pair < r.rows * r.used; pair += CHOOSERS) {
-        experts[pair] = r.experts[pair];
+    for (uint32_t i = thread; i < ALL_EXPERTS; i += CHOOSERS) {
+        counts[i] = 0;
     }
     __syncthreads();
-    group_few(r, experts);
+    ready();
+    // Places and units so far, of pairs of lower experts; both are few.
+    uint32_t place_base = 0, unit_base = 0;
+    for (uint32_t from = 0; from < r.all; from += ALL_EXPERTS) {
+        uint32_t expert[TURNS], rank[TURNS];
+#pragma unroll
+        for (uint32_t i = 0; i < TURNS; i++) {
+            const uint32_t pair = thread + i * CHOOSERS;
+            expert[i] = pair < pairs ? r.experts[pair] - from : ALL_EXPERTS;
+            rank[i] = expert[i] < ALL_EXPERTS ? atomicAdd(counts + expert[i], 1u) : 0;
+        }
+        __syncthreads();
+        uint32_t own[OF_A_THREAD], sum = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < OF_A_THREAD; i++) {
+            own[i] = counts[thread * OF_A_THREAD + i];
+            sum += own[i] | (own[i] + r.tile - 1) / r.tile << 16;
+        }
+        uint32_t before = sum;
+#pragma unroll
+        for (uint32_t width = 1; width < WARP; width *= 2) {
+            const uint32_t other = __shfl_up_sync(ALL, before, width);
+            before += lane >= width ? other : 0;
+        }
+        if (lane == WARP - 1) {
+            of_warps[warp] = before;
+        }
+        before -= sum;
+        __syncthreads();
+        uint32_t all = 0;
+#pragma unroll
+        for (uint32_t w = 0; w < CHOOSERS / WARP; w++) {
+            before += w < warp ? of_warps[w] : 0;
+            all += of_warps[w];
+        }
+        uint32_t place = place_base + (before & 0xffff), unit = unit_base + (before >> 16);
+#pragma unroll
+        for (uint32_t i = 0; i < OF_A_THREAD; i++) {
+            counts[thread * OF_A_THREAD + i] = place;
+            for (uint32_t first = 0; first < own[i]; first += r.tile) {
+                r.unit_expert[unit] = from + thread * OF_A_THREAD + i;
+                r.unit_first[unit] = place + first;
+                r.unit_places[unit] = min(r.tile, own[i] - first);
+                unit++;
+            }
+            place += own[i];
+        }
+        __syncthreads();
+#pragma unroll
+        for (uint32_t i = 0; i < TURNS; i++) {
+            if (expert[i] < ALL_EXPERTS) {
+                const uint32_t pair = thread + i * CHOOSERS, to = counts[expert[i]] + rank[i];
+                r.places[pair] = to;
+                r.order[to] = pair / r.used;
+            }
+        }
+        place_base += all & 0xffff, unit_base += all >> 16;
+        __syncthreads();
+        for (uint32_t i = thread; i < ALL_EXPERTS; i += CHOOSERS) {
+            counts[i] = 0;
+        }
+        __syncthreads();
+    }
+    if (thread == 0) {
+        *r.units = unit_base;
+    }
 }
 
 /// How many pairs each expert has; `counts` was zero.
