@@ -58,7 +58,7 @@ __device__ void multiply_unit(const ExpertsFewParams& p, Strip strip, int rows, 
     group.grid = Rows::prepare(grid);
     group.row_bytes = units / Rows::PER_BLOCK * F::BYTES;
     group.rows = rows, group.strip = warp, group.strips = STRIPS, group.barrier = 1;
-    group.x = p.x, group.which = nullptr, group.cols = group.room = 0, group.units = units;
+    group.x = p.x, group.cols = group.room = 0, group.units = units;
     ready();
     // Units that aren't there have something, too.
     const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y],
@@ -124,11 +124,11 @@ __device__ void hidden_few(const ExpertsFewParams& p) {
 
 #define STRATA_KERNELS(F, NAME)                                         \
     STRATA_FEW_LAYOUT(F, NAME)                                          \
-    extern "C" __global__ void __launch_bounds__(STRIP_THREADS, 4)      \
+    extern "C" __global__ void __launch_bounds__(STRIP_THREADS, 5)      \
         strata_rows_few_##NAME(const __grid_constant__ ExpertsFewParams p) { \
         rows_few<F>(p);                                                 \
     }                                                                   \
-    extern "C" __global__ void __launch_bounds__(STRIP_THREADS, 4)      \
+    extern "C" __global__ void __launch_bounds__(STRIP_THREADS, 5)      \
         strata_hidden_few_##NAME(const __grid_constant__ ExpertsFewParams p) { \
         hidden_few<F>(p);                                               \
     }

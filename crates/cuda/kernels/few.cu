@@ -45,7 +45,7 @@ __device__ void few(const FewParams& p) {
     group.rows = int(m.rows) - int(first + strip * Rows::ROWS);
     group.weights = m.weights + size_t(first + strip * Rows::ROWS) * group.row_bytes;
     group.strip = strip, group.strips = p.strips, group.barrier = 1 + own;
-    group.x = p.x.from(col, p.k), group.which = nullptr, group.resident = nullptr;
+    group.x = p.x.from(col, p.k), group.resident = nullptr;
     group.cols = cols, group.room = COLS, group.units = units;
     group.ring += own * Rows::STAGES * group.stage_bytes();
     typename Rows::template Together<TILES> multiply{{sums, int(COLS)}, decoded + 2 * warp};

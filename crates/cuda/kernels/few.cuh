@@ -92,8 +92,6 @@ struct Few {
         uint32_t row_bytes;
         int rows, strip, strips, barrier;
         Columns x;
-        /// Numbers of columns in shared memory, or null for the first ones.
-        const uint32_t* which;
         /// Whole columns in shared memory, chunk after chunk where tensor cores multiply, or null where they are brought.
         uint8_t* resident;
         int cols, room, units;
@@ -105,16 +103,19 @@ struct Few {
             return resident == nullptr ? ring + stage * stage_bytes() + strips * ROWS * ROW
                                        : resident + from / CHUNK * room * COLUMN_BYTES;
         }
-        /// Puts a warp's 32 values, quantised, to a unit of a resident column.
-        __device__ void put(int col, int unit, float x, int lane) const {
-            const Quantised block = quantise(x);
-            uint8_t* to = columns(0, unit);
-            to[col * COLUMN + unit % CHUNK * 32 + lane] = uint8_t(block.q);
-            if (lane == 0) {
-                const uint32_t at = unit % CHUNK * room + col;
-                reinterpret_cast<float*>(to + room * COLUMN)[at] = block.d;
-                if constexpr (SUMS) {
-                    reinterpret_cast<uint32_t*>(to + room * COLUMN)[CHUNK * room + at] = block.sums;
+        /// Puts values to a resident column, quantised: of 32 consecutive ones eight threads have four each.
+        __device__ void put(int col, int unit, const float (&four)[4], bool there) const {
+            const QuantisedSeveral block = quantise_several(four);
+            if (there) {
+                const int part = threadIdx.x % 8;
+                uint8_t* to = columns(0, unit);
+                *reinterpret_cast<uint32_t*>(to + col * COLUMN + unit % CHUNK * 32 + part * 4) = block.q;
+                if (part == 0) {
+                    const uint32_t at = unit % CHUNK * room + col;
+                    reinterpret_cast<float*>(to + room * COLUMN)[at] = block.d;
+                    if constexpr (SUMS) {
+                        reinterpret_cast<uint32_t*>(to + room * COLUMN)[CHUNK * room + at] = block.sums;
+                    }
                 }
             }
         }
@@ -168,21 +169,28 @@ struct Few {
             }
             const SharedAddress to = shared_at(columns(stage, from));
             const int thread = strip * WARP + lane, threads = strips * WARP;
-            for (int i = thread; i < cols * (CHUNK * 2); i += threads) {
-                const int col = i / (CHUNK * 2), piece = i % (CHUNK * 2);
-                const size_t at = which == nullptr ? col : which[col];
-                if (piece < here * 2) {
-                    start_copy<16>(to + col * COLUMN + piece * 16, x.q + (at * units + from) * 32 + piece * 16);
+            const int piece = thread % (CHUNK * 2), unit = thread % CHUNK;
+            if (piece < here * 2) {
+                int col = thread / (CHUNK * 2);
+                const int8_t* q = x.q + (size_t(col) * units + from) * 32 + piece * 16;
+                SharedAddress place = to + col * COLUMN + piece * 16;
+                const int step = threads / (CHUNK * 2);
+                const uint32_t stride = step * units * 32;
+#pragma unroll 1
+                for (; col < cols; col += step, q += stride, place += step * COLUMN) {
+                    start_copy<16>(place, q);
                 }
             }
-            for (int i = thread; i < cols * CHUNK; i += threads) {
-                const int col = i / CHUNK, unit = i % CHUNK;
-                const size_t at = which == nullptr ? col : which[col];
-                if (unit < here) {
-                    const SharedAddress place = to + room * COLUMN + (unit * room + col) * 4;
-                    start_copy<4>(place, x.d + at * units + from + unit);
+            if (unit < here) {
+                int col = thread / CHUNK;
+                const uint32_t step = threads / CHUNK, stride = step * units;
+                uint32_t at = col * units + from + unit;
+                SharedAddress place = to + room * COLUMN + (unit * room + col) * 4;
+#pragma unroll 1
+                for (; col < cols; col += step, at += stride, place += step * 4) {
+                    start_copy<4>(place, x.d + at);
                     if constexpr (SUMS) {
-                        start_copy<4>(place + CHUNK * room * 4, x.sums + at * units + from + unit);
+                        start_copy<4>(place + CHUNK * room * 4, x.sums + at);
                     }
                 }
             }

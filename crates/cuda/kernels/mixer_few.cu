@@ -26,27 +26,44 @@ struct NarrowFewParams {
 };
 
 /// Streams, at most.
-constexpr int STREAMS = 4;
+constexpr uint32_t STREAMS = 4;
 
 /// The product of a float row with a column by a warp, much of which is on its way at once.
 template <class T>
 __device__ float long_product(const T* w, const float* x, int k, int lane) {
-    constexpr int AHEAD = 32;
-    float acc = 0.0f;
-    int j = lane;
-#pragma unroll 1
-    for (; j + (AHEAD - 1) * WARP < k; j += AHEAD * WARP) {
-        float weights[AHEAD], values[AHEAD];
+    constexpr int AHEAD = 32, STEP = AHEAD * WARP;
+    float weights[2][AHEAD], values[2][AHEAD], acc = 0.0f;
+    const int whole = k / STEP;
+    w += lane, x += lane;
+    auto load = [&](int turn, int from) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            weights[i] = widen(w + j + i * WARP), values[i] = x[j + i * WARP];
+            weights[turn][i] = widen(w + from + i * WARP), values[turn][i] = x[from + i * WARP];
         }
+    };
+    auto add = [&](int turn) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            acc = fma(weights[i], values[i], acc);
+            acc = fma(weights[turn][i], values[turn][i], acc);
+        }
+    };
+    if (whole > 0) {
+        load(0, 0);
+    }
+#pragma unroll 1
+    for (int i = 0; i < whole; i += 2) {
+        if (i + 1 < whole) {
+            load(1, (i + 1) * STEP);
+        }
+        add(0);
+        if (i + 1 < whole) {
+            if (i + 2 < whole) {
+                load(0, (i + 2) * STEP);
+            }
+            add(1);
         }
     }
-    for (; j < k; j += WARP) {
+    for (int j = whole * STEP; j + lane < k; j += WARP) {
         acc = fma(widen(w + j), x[j], acc);
     }
     return fold(acc);
@@ -89,28 +106,57 @@ __device__ void narrow_few(const NarrowFewParams& p) {
     group.row_bytes = units / Rows::PER_BLOCK * F::BYTES;
     group.weights = p.up + size_t(warp / 2 * p.width + j + warp % 2 * Rows::ROWS) * group.row_bytes;
     group.rows = Rows::ROWS, group.strip = warp, group.strips = warps, group.barrier = 1;
-    group.which = nullptr, group.cols = p.count, group.room = COLS, group.units = units;
+    group.cols = p.count, group.room = COLS, group.units = units;
     typename Rows::template Together<TILES> multiply{sums, decoded + 2 * warp};
     group.walk(0, units, multiply, [&] {
         ready();
-        for (uint32_t i = warp; i < p.count * units; i += warps) {
-            const uint32_t col = i / units, unit = i % units;
-            const float low = p.low[size_t(col) * p.rank + unit * 32 + lane];
-            group.put(col, unit, silu(__fdiv_rn(low, float(p.streams))), lane);
+        // Eight threads a unit.
+        for (uint32_t from = warp * 4; from < p.count * units; from += warps * 4) {
+            const uint32_t i = from + lane / 8, col = i / units, unit = i % units;
+            const bool there = i < p.count * units;
+            float4 low = {};
+            if (there) {
+                low = *reinterpret_cast<const float4*>(p.low + size_t(col) * p.rank + unit * 32 + lane % 8 * 4);
+            }
+            const float streams = float(p.streams);
+            const float four[4] = {silu(__fdiv_rn(low.x, streams)), silu(__fdiv_rn(low.y, streams)),
+                                   silu(__fdiv_rn(low.z, streams)), silu(__fdiv_rn(low.w, streams))};
+            group.put(col, unit, four, there);
         }
     });
     __syncthreads();
     const float scale = p.scale == nullptr ? 1.0f : *p.scale;
-    for (uint32_t c = warp; c < p.count; c += warps) {
-        float u = 0.0f;
-        for (uint32_t s = 0; s < p.streams; s++) {
-            const float gate = sigmoid(sums.sum(segments, c, s * 32 + lane, warps) * scale);
-            u = fma(gate, p.normed[(size_t(c) * p.streams + s) * p.width + j + lane], u);
+    // A warp has every so many columns; what it wants of several is on its way at once.
+    constexpr uint32_t AT_ONCE = TILES;
+    for (uint32_t first = warp; first < p.count; first += AT_ONCE * warps) {
+        float normed[AT_ONCE][STREAMS];
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            const uint32_t c = first + i * warps;
+#pragma unroll
+            for (uint32_t s = 0; s < STREAMS; s++) {
+                if (c < p.count && s < p.streams) {
+                    normed[i][s] = p.normed[(size_t(c) * p.streams + s) * p.width + j + lane];
+                }
+            }
         }
-        u = __fdiv_rn(u, float(p.streams));
-        const size_t at = size_t(c) * p.width + j + lane;
-        p.u[at] = u;
-        p.quantised.put(u, at);
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            const uint32_t c = first + i * warps;
+            if (c < p.count) {
+                float u = 0.0f;
+#pragma unroll
+                for (uint32_t s = 0; s < STREAMS; s++) {
+                    if (s < p.streams) {
+                        u = fma(sigmoid(sums.sum(segments, c, s * 32 + lane, warps) * scale), normed[i][s], u);
+                    }
+                }
+                u = __fdiv_rn(u, float(p.streams));
+                const size_t at = size_t(c) * p.width + j + lane;
+                p.u[at] = u;
+                p.quantised.put(u, at);
+            }
+        }
     }
 }
 

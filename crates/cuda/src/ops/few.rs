@@ -109,6 +109,24 @@ struct OfFormat {
     kernels: [(usize, Kernel<FewParams>); 3],
 }
 
+/// A launch: its kernel, for `room` columns; strips and groups of a block of threads, and its shared memory.
+struct Division<'a> {
+    kernel: &'a Kernel<FewParams>,
+    room: usize,
+    strips: usize,
+    groups: usize,
+    shared: usize,
+}
+
+/// Instructions of two units of a strip: decoding, and for eight columns; of an H200. Tenths of a cycle that one takes in a warp alone, and
+/// of a multiprocessor that has enough of them.
+const UNIT_COST: usize = 110;
+const COLUMN_COST: usize = 50;
+const ALONE: usize = 50;
+const TOGETHER: usize = 4;
+/// Warps that a multiprocessor has registers for.
+const RESIDENT_WARPS: usize = 16;
+
 /// The kernels.
 pub(crate) struct Few {
     formats: Vec<(Format, OfFormat)>,
@@ -140,28 +158,43 @@ impl Few {
         &self.formats.iter().find(|(other, _)| *other == format).expect("every block format has kernels").1
     }
 
-    /// Strips and groups of a block of threads.
-    fn shape(&self, of: &OfFormat, wanted: &[Wanted], units: usize, cols: usize) -> Option<[usize; 2]> {
-        let strips: usize = wanted.iter().map(|w| w.rows.div_ceil(ROWS)).sum();
+    /// How a launch is divided: what takes the least time.
+    fn division<'a>(
+        &self,
+        of: &'a OfFormat,
+        wanted: &[Wanted],
+        units: usize,
+        cols: usize,
+    ) -> Option<Division<'a>> {
         let segments = units.div_ceil(SEGMENT);
-        // Warps enough for latency not to matter.
-        let groups = (6 * self.processors).div_ceil(strips).clamp(1, segments.min(WARPS));
-        let row: usize = wanted[0].weights.len() / wanted[0].rows;
-        let fits = |&[strips, groups]: &[usize; 2]| {
-            strips * groups <= WARPS && of.layout.bytes(strips, groups, cols, units) <= self.shared
+        let division = |(room, kernel): &'a (usize, Kernel<FewParams>), strips: usize, groups: usize| {
+            let shared = of.layout.bytes(strips, groups, *room, units);
+            let fits = strips * groups <= WARPS && groups <= segments && shared <= self.shared;
+            fits.then(|| {
+                let blocks: usize = wanted.iter().map(|w| w.rows.div_ceil(ROWS * strips)).sum();
+                let across = cols.div_ceil(*room);
+                let of_each = (blocks * across).div_ceil(self.processors);
+                let at_once = (self.shared / shared).min(RESIDENT_WARPS / (strips * groups)).max(1);
+                let longest = (segments.div_ceil(groups) * SEGMENT).min(units);
+                // A warp alone takes its time; many have the multiprocessor busy.
+                let alone = of_each.div_ceil(at_once) * longest * ALONE;
+                let together = of_each * strips * units * TOGETHER;
+                let time = alone.max(together) * (UNIT_COST + COLUMN_COST * room / 8);
+                (time, Division { kernel, room: *room, strips, groups, shared })
+            })
         };
-        // What passes into the multiprocessor that has most to do.
-        let cost = |&[tall, _]: &[usize; 2]| {
-            let blocks: usize = wanted.iter().map(|w| w.rows.div_ceil(ROWS * tall)).sum();
-            blocks.div_ceil(self.processors) * (tall * ROWS * row + cols * units * 40)
-        };
-        let shapes = [1, 2, 4].map(|strips| [strips, groups]).into_iter().filter(fits).min_by_key(cost);
-        shapes.or_else(|| Some([1, 1]).filter(fits))
+        let shapes = of.kernels.iter().flat_map(|kernel| {
+            [4, 2, 1]
+                .into_iter()
+                .flat_map(move |strips| (1..=WARPS).map(move |groups| (kernel, strips, groups)))
+        });
+        let all = shapes.filter_map(|(kernel, strips, groups)| division(kernel, strips, groups));
+        all.min_by_key(|(time, _)| *time).map(|(_, division)| division)
     }
 
     /// Whether there is room for rows of `k` values.
     pub(crate) fn fits(&self, format: Format, k: usize) -> bool {
-        self.of(format).layout.bytes(1, 1, 32, k / 32) <= self.shared
+        self.of(format).layout.bytes(1, 1, 8, k / 32) <= self.shared
     }
 
     /// Queues `out = w . x` for every matrix, all of one format, with `cols` columns of `k` values.
@@ -187,9 +220,8 @@ impl Few {
     ) -> Result<(), DriverError> {
         let format = wanted[0].format;
         let of = self.of(format);
-        let (room, kernel) =
-            of.kernels.iter().find(|(most, _)| *most >= cols).unwrap_or(&of.kernels[of.kernels.len() - 1]);
-        let [strips, groups] = self.shape(of, wanted, k / 32, *room).expect("the caller asked");
+        let Division { kernel, room, strips, groups, shared } =
+            self.division(of, wanted, k / 32, cols).expect("the caller asked");
         assert!(x.q.len() >= k * cols && x.d.len() >= k / 32 * cols && x.sums.len() >= k / 32 * cols);
         let mut p = FewParams {
             matrices: [FewMatrix::default(); MOST],
