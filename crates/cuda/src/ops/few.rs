@@ -167,12 +167,12 @@ impl Few {
         cols: usize,
     ) -> Option<Division<'a>> {
         let segments = units.div_ceil(SEGMENT);
-        let division = |(room, kernel): &'a (usize, Kernel<FewParams>), strips: usize, groups: usize| {
-            let shared = of.layout.bytes(strips, groups, *room, units);
+        let division = |&(room, ref kernel): &'a (usize, Kernel<FewParams>), strips: usize, groups: usize| {
+            let shared = of.layout.bytes(strips, groups, room, units);
             let fits = strips * groups <= WARPS && groups <= segments && shared <= self.shared;
             fits.then(|| {
                 let blocks: usize = wanted.iter().map(|w| w.rows.div_ceil(ROWS * strips)).sum();
-                let across = cols.div_ceil(*room);
+                let across = cols.div_ceil(room);
                 let of_each = (blocks * across).div_ceil(self.processors);
                 let at_once = (self.shared / shared).min(RESIDENT_WARPS / (strips * groups)).max(1);
                 let longest = (segments.div_ceil(groups) * SEGMENT).min(units);
@@ -180,7 +180,7 @@ impl Few {
                 let alone = of_each.div_ceil(at_once) * longest * ALONE;
                 let together = of_each * strips * units * TOGETHER;
                 let time = alone.max(together) * (UNIT_COST + COLUMN_COST * room / 8);
-                (time, Division { kernel, room: *room, strips, groups, shared })
+                (time, Division { kernel, room, strips, groups, shared })
             })
         };
         let shapes = of.kernels.iter().flat_map(|kernel| {
@@ -251,9 +251,8 @@ impl Few {
             };
             first += w.rows.div_ceil(strips * ROWS) as u32;
         }
-        let shared = of.layout.bytes(strips, groups, *room, k / 32);
         let grid =
-            Grid { blocks: [first, cols.div_ceil(*room) as u32, 1], threads: (32 * strips * groups) as u32 };
+            Grid { blocks: [first, cols.div_ceil(room) as u32, 1], threads: (32 * strips * groups) as u32 };
         // SAFETY: the sizes were compared above; `Layout` counts what the kernel lays out.
         unsafe { kernel.launch_with(stream, grid, shared as u32, &p) }
     }
