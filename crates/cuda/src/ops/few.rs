@@ -166,7 +166,7 @@ impl Few {
         units: usize,
         cols: usize,
     ) -> Option<Division<'a>> {
-        let segments = units.div_ceil(SEGMENT);
+        let (segments, row) = (units.div_ceil(SEGMENT), wanted[0].weights.len() / wanted[0].rows);
         let division = |&(room, ref kernel): &'a (usize, Kernel<FewParams>), strips: usize, groups: usize| {
             let shared = of.layout.bytes(strips, groups, room, units);
             let fits = strips * groups <= WARPS && groups <= segments && shared <= self.shared;
@@ -180,7 +180,9 @@ impl Few {
                 let alone = of_each.div_ceil(at_once) * longest * ALONE;
                 let together = of_each * strips * units * TOGETHER;
                 let time = alone.max(together) * (UNIT_COST + COLUMN_COST * room / 8);
-                (time, Division { kernel, room, strips, groups, shared })
+                // Among the same, less that passes into the multiprocessor that has most to do.
+                let inflow = of_each * (strips * ROWS * row + room * units * 40);
+                ((time, inflow), Division { kernel, room, strips, groups, shared })
             })
         };
         let shapes = of.kernels.iter().flat_map(|kernel| {
@@ -189,7 +191,7 @@ impl Few {
                 .flat_map(move |strips| (1..=WARPS).map(move |groups| (kernel, strips, groups)))
         });
         let all = shapes.filter_map(|(kernel, strips, groups)| division(kernel, strips, groups));
-        all.min_by_key(|(time, _)| *time).map(|(_, division)| division)
+        all.min_by_key(|(cost, _)| *cost).map(|(_, division)| division)
     }
 
     /// Whether there is room for rows of `k` values.
