@@ -61,7 +61,7 @@ struct Few {
     static constexpr int HALVES = F::HALVES ? 2 : 1;
     static constexpr int COUNT = 1 + (SUB ? HALVES : 0) + (F::SPLIT ? 1 : 0) + (F::MINIMUM == 0 ? 0 : SUB ? 1 + HALVES : 1);
     static constexpr int VECTOR = COUNT <= 2 ? COUNT : COUNT <= 4 ? 4 : 8;
-    struct alignas(VECTOR * 4) Scales {
+    struct alignas(VECTOR < 4 ? VECTOR * 4 : 16) Scales {
         /// The scale; sub-scales, or the other scale; the minimum's scale, and minimums where they aren't 1.
         float v[VECTOR];
     };
