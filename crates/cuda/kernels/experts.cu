@@ -1,7 +1,7 @@
 // Grouped products: every unit of a routing with its own expert's rows. An expert's address comes from the residency
 // table.
+#include "floats.cuh"
 #include "many.cuh"
-#include "one_old.cuh"
 
 namespace strata {
 
@@ -29,105 +29,11 @@ struct GroupedParams {
     const uint16_t* halves;
 };
 
-/// For units of a few places, of whatever block format. Twin: as above.
-struct FewParams {
-    const uint64_t* slots;
-    /// Where the rows start in a slot; the up rows, where those of the gate start the slot.
-    uint64_t offset;
-    Columns x;
-    const uint32_t* order;
-    float* out;
-    const float* scales;
-    const float* up_scales;
-    Target hidden;
-    const uint32_t* unit_expert;
-    const uint32_t* unit_first;
-    const uint32_t* unit_places;
-    const uint32_t* units;
-    /// A block of threads has `2^tall` rows.
-    uint32_t rows, k, tall, format;
-};
-
 constexpr int THREADS = 128;
 
 /// The column of a place.
 __device__ inline uint32_t column_of(const uint32_t* order, uint32_t place) {
     return order == nullptr ? place : order[place];
-}
-
-/// Units of a few places: rows are brought once, and multiplied with one column after the other. Grid: rows, units.
-extern "C" __global__ void __launch_bounds__(THREADS) strata_grouped_few(const __grid_constant__ FewParams p) {
-    extern __shared__ __align__(16) uint8_t room[];
-    pass();
-    ready();
-    if (blockIdx.y >= *p.units) {
-        return;
-    }
-    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y],
-                   cols = p.unit_places[blockIdx.y];
-    const int first = blockIdx.x << p.tall, rows = min(1u << p.tall, p.rows - first), units = p.k / 32;
-    with_format(p.format, [&](auto f) {
-        using Rows = OldOne<decltype(f), THREADS>;
-        const uint32_t row_bytes = Rows::row_bytes(units);
-        const uint8_t* from = reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + size_t(first) * row_bytes;
-        const uint8_t* raw = bring<THREADS>(room, from, rows * row_bytes);
-        const Rows one(room + brought(row_bytes << p.tall), p.tall, units);
-        one.prepare();
-        for (uint32_t c = place; c < place + cols; c++) {
-            one.bring_column(p.x.from(column_of(p.order, c), p.k));
-            await_all_copies();
-            __syncthreads();
-            const float sum = one.product(rows, [&](int r) { return raw + r * row_bytes; });
-            if (threadIdx.x < rows) {
-                p.out[size_t(c) * p.rows + first + threadIdx.x] = p.scales == nullptr ? sum : sum * p.scales[expert];
-            }
-        }
-    });
-}
-
-constexpr int HIDDEN_THREADS = 512;
-
-/// The same for gate and up rows together, of one format, with their SwiGLU: 32 hidden values of a block of threads,
-/// quantised.
-extern "C" __global__ void __launch_bounds__(HIDDEN_THREADS) strata_hidden(const __grid_constant__ FewParams p) {
-    extern __shared__ __align__(16) uint8_t room[];
-    pass();
-    ready();
-    if (blockIdx.y >= *p.units) {
-        return;
-    }
-    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y],
-                   cols = p.unit_places[blockIdx.y];
-    const int first = blockIdx.x * 32, units = p.k / 32, thread = threadIdx.x;
-    float* products = reinterpret_cast<float*>(room);
-    with_format(p.format, [&](auto f) {
-        using Rows = OldOne<decltype(f), HIDDEN_THREADS>;
-        const uint32_t row_bytes = Rows::row_bytes(units), piece = brought(32 * row_bytes);
-        const uint8_t* from = reinterpret_cast<const uint8_t*>(p.slots[expert]) + size_t(first) * row_bytes;
-        uint8_t* raw = room + 64 * sizeof(float);
-        const uint8_t* gate = bring<HIDDEN_THREADS>(raw, from, 32 * row_bytes);
-        const uint8_t* up = bring<HIDDEN_THREADS>(raw + piece, from + p.offset, 32 * row_bytes);
-        const Rows one(raw + 2 * piece, 6, units);
-        one.prepare();
-        for (uint32_t c = place; c < place + cols; c++) {
-            one.bring_column(p.x.from(column_of(p.order, c), p.k));
-            await_all_copies();
-            __syncthreads();
-            const float sum =
-                one.product(64, [&](int r) { return r < 32 ? gate + r * row_bytes : up + (r - 32) * row_bytes; });
-            if (thread < 64) {
-                const float* scales = thread < 32 ? p.scales : p.up_scales;
-                products[thread] = scales == nullptr ? sum : sum * scales[expert];
-            }
-            __syncthreads();
-            if (thread < 32) {
-                const float hidden = swiglu(products[thread], products[32 + thread]);
-                const size_t at = size_t(c) * p.rows + first + thread;
-                p.out[at] = hidden;
-                p.hidden.put(hidden, at);
-            }
-        }
-    });
 }
 
 template <class F>
@@ -174,7 +80,6 @@ __device__ void grouped_floats(const GroupedParams& p) {
 }
 
 #define STRATA_KERNELS(F, NAME)                                                                   \
-    extern "C" __device__ uint32_t strata_few_format_##NAME[3] = {CODE_##NAME, SECOND<F>, F::GRID}; \
     extern "C" __device__ uint32_t strata_grouped_wide_##NAME##_shared = sizeof(Wide<F>::Shared); \
     extern "C" __global__ void __launch_bounds__(Wide<F>::THREADS, Wide<F>::BLOCKS)               \
         strata_grouped_wide_##NAME(const __grid_constant__ GroupedParams p) {                     \
@@ -182,7 +87,6 @@ __device__ void grouped_floats(const GroupedParams& p) {
     }
 STRATA_BLOCK_FORMATS(STRATA_KERNELS)
 #define STRATA_FLOATS(T, NAME)                                                  \
-    extern "C" __device__ uint32_t strata_few_format_##NAME[3] = {CODE_##NAME, 0, 0}; \
     extern "C" __global__ void __launch_bounds__(THREADS)                       \
         strata_grouped_floats_##NAME(const __grid_constant__ GroupedParams p) { \
         grouped_floats<T>(p);                                                   \

@@ -5,6 +5,10 @@
 
 namespace strata {
 
+/// A number for every format of float weights, for kernels that learn it when they run; and for block formats. Twin:
+/// `code` in `ops/one.rs`.
+enum Code : uint32_t { CODE_block, CODE_f32, CODE_f16, CODE_bf16 };
+
 __device__ inline float widen(const float* w) { return *w; }
 
 /// F16 and BF16 values as they lie in a file.

@@ -30,9 +30,6 @@ struct Split {
     __device__ int group() const { return int(threadIdx.x) - slot() * int(lanes); }
 };
 
-/// A number for every format of float weights, and for block formats.
-enum Code : uint32_t { CODE_block, CODE_f32, CODE_f16, CODE_bf16 };
-
 /// Units of a block format that have bytes in common are decoded together.
 template <class F>
 struct One {

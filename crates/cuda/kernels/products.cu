@@ -1,5 +1,4 @@
-// Dense products with block formats and several columns; activation quantisation, and row decoding.
-#include "few.cuh"
+// Dense products with block formats and many columns; activation quantisation, and row decoding.
 #include "many.cuh"
 
 namespace strata {
@@ -53,30 +52,11 @@ struct ProductParams {
     float* out;
     /// What finished sums are multiplied with, or null.
     const float* scale;
-    /// Rows of a block of threads.
-    uint32_t rows, cols, k, tile;
+    uint32_t rows, cols, k;
     /// The columns' values as f16, `[cols][k]`, as `strata_widen` leaves them; where kernels for many columns are
     /// compiled for 512 threads.
     const uint16_t* halves;
 };
-
-template <class F>
-__device__ void few(const ProductParams& p) {
-    extern __shared__ __align__(16) uint8_t raw[];
-    auto& shared = *reinterpret_cast<typename Few<F>::Shared*>(raw);
-    const uint32_t first = blockIdx.x * p.tile, col = blockIdx.y * Few<F>::COLS;
-    const int rows = min(p.tile, p.rows - first), cols = min(uint32_t(Few<F>::COLS), p.cols - col);
-    const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
-    Few<F>::prepare(shared);
-    float sum = Few<F>::product(shared, p.weights + first * row_bytes, rows, p.x.from(col, p.k), cols, p.k / 32);
-    const int c = threadIdx.x / rows, r = threadIdx.x % rows;
-    if (c < cols) {
-        if (p.scale != nullptr) {
-            sum = sum * *p.scale;
-        }
-        p.out[size_t(col + c) * p.rows + first + r] = sum;
-    }
-}
 
 template <class F>
 __device__ void wide(const ProductParams& p) {
@@ -122,11 +102,6 @@ __device__ void decode_units(const DecodeParams& p) {
 }
 
 #define STRATA_KERNELS(F, NAME)                                                                                      \
-    extern "C" __device__ uint32_t strata_product_few_##NAME##_shared = sizeof(Few<F>::Shared);                      \
-    extern "C" __global__ void __launch_bounds__(Few<F>::THREADS)                                                    \
-        strata_product_few_##NAME(const __grid_constant__ ProductParams p) {                                         \
-        few<F>(p);                                                                                                   \
-    }                                                                                                                \
     extern "C" __device__ uint32_t strata_product_wide_##NAME##_shared = sizeof(Wide<F>::Shared);                    \
     extern "C" __global__ void __launch_bounds__(Wide<F>::THREADS, Wide<F>::BLOCKS)                                  \
         strata_product_wide_##NAME(const __grid_constant__ ProductParams p) {                                        \

@@ -164,47 +164,6 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_choose(const __gri
     }
 }
 
-/// Groups the pairs of a few rows, at most 1,024 with these experts, by one block. Everything is counted by comparing
-/// pairs with pairs.
-__device__ inline void group_few(const Routing& r, const uint32_t* experts) {
-    __shared__ uint32_t heads[1024];
-    const uint32_t pairs = r.rows * r.used;
-    // A pair's place is behind all pairs of lower experts and behind the lower pairs of its own; a unit starts with
-    // every `tile`-th of an expert.
-    auto count = [&](uint32_t pair, uint32_t& place, uint32_t& rank, uint32_t& all) {
-        place = rank = all = 0;
-        for (uint32_t i = 0; i < pairs; i++) {
-            const uint32_t other = experts[i], own = experts[pair];
-            place += other < own || (other == own && i < pair);
-            rank += other == own && i < pair;
-            all += other == own;
-        }
-    };
-    uint32_t place, rank, all;
-    for (uint32_t pair = threadIdx.x; pair < pairs; pair += CHOOSERS) {
-        count(pair, place, rank, all);
-        r.places[pair] = place;
-        r.order[place] = pair / r.used;
-        heads[place] = rank % r.tile == 0;
-    }
-    __syncthreads();
-    for (uint32_t pair = threadIdx.x; pair < pairs; pair += CHOOSERS) {
-        count(pair, place, rank, all);
-        uint32_t unit = 0;
-        for (uint32_t i = 0; i < place; i++) {
-            unit += heads[i];
-        }
-        if (rank % r.tile == 0) {
-            r.unit_expert[unit] = experts[pair];
-            r.unit_first[unit] = place;
-            r.unit_places[unit] = min(r.tile, all - rank);
-        }
-        if (place + 1 == pairs) {
-            *r.units = unit + heads[place];
-        }
-    }
-}
-
 struct RouteOneParams {
     Routing r;
     /// `[all][k]`, of a `Code`.
@@ -264,16 +223,86 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_route_one(const __
     }
 }
 
-/// Groups the pairs of a few rows.
+/// Experts of a thread that groups.
+constexpr uint32_t OF_A_THREAD = 4, PAIRS = 1024;
+
+/// Groups the pairs of a few rows, at most `PAIRS`, by one block. Which of an expert's places a pair gets may differ from
+/// run to run; no result depends on it.
 extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_group_few(const __grid_constant__ Routing r) {
-    __shared__ uint32_t experts[1024];
+    constexpr uint32_t ALL_EXPERTS = CHOOSERS * OF_A_THREAD, TURNS = PAIRS / CHOOSERS;
+    __shared__ uint32_t counts[ALL_EXPERTS], of_warps[CHOOSERS / WARP];
+    const uint32_t thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP, pairs = r.rows * r.used;
     pass();
-    ready();
-    for (uint32_t pair = threadIdx.x; pair < r.rows * r.used; pair += CHOOSERS) {
-        experts[pair] = r.experts[pair];
+    for (uint32_t i = thread; i < ALL_EXPERTS; i += CHOOSERS) {
+        counts[i] = 0;
     }
     __syncthreads();
-    group_few(r, experts);
+    ready();
+    // Places and units so far, of pairs of lower experts; both are few.
+    uint32_t place_base = 0, unit_base = 0;
+    for (uint32_t from = 0; from < r.all; from += ALL_EXPERTS) {
+        uint32_t expert[TURNS], rank[TURNS];
+#pragma unroll
+        for (uint32_t i = 0; i < TURNS; i++) {
+            const uint32_t pair = thread + i * CHOOSERS;
+            expert[i] = pair < pairs ? r.experts[pair] - from : ALL_EXPERTS;
+            rank[i] = expert[i] < ALL_EXPERTS ? atomicAdd(counts + expert[i], 1u) : 0;
+        }
+        __syncthreads();
+        uint32_t own[OF_A_THREAD], sum = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < OF_A_THREAD; i++) {
+            own[i] = counts[thread * OF_A_THREAD + i];
+            sum += own[i] | (own[i] + r.tile - 1) / r.tile << 16;
+        }
+        uint32_t before = sum;
+#pragma unroll
+        for (uint32_t width = 1; width < WARP; width *= 2) {
+            const uint32_t other = __shfl_up_sync(ALL, before, width);
+            before += lane >= width ? other : 0;
+        }
+        if (lane == WARP - 1) {
+            of_warps[warp] = before;
+        }
+        before -= sum;
+        __syncthreads();
+        uint32_t all = 0;
+#pragma unroll
+        for (uint32_t w = 0; w < CHOOSERS / WARP; w++) {
+            before += w < warp ? of_warps[w] : 0;
+            all += of_warps[w];
+        }
+        uint32_t place = place_base + (before & 0xffff), unit = unit_base + (before >> 16);
+#pragma unroll
+        for (uint32_t i = 0; i < OF_A_THREAD; i++) {
+            counts[thread * OF_A_THREAD + i] = place;
+            for (uint32_t first = 0; first < own[i]; first += r.tile) {
+                r.unit_expert[unit] = from + thread * OF_A_THREAD + i;
+                r.unit_first[unit] = place + first;
+                r.unit_places[unit] = min(r.tile, own[i] - first);
+                unit++;
+            }
+            place += own[i];
+        }
+        __syncthreads();
+#pragma unroll
+        for (uint32_t i = 0; i < TURNS; i++) {
+            if (expert[i] < ALL_EXPERTS) {
+                const uint32_t pair = thread + i * CHOOSERS, to = counts[expert[i]] + rank[i];
+                r.places[pair] = to;
+                r.order[to] = pair / r.used;
+            }
+        }
+        place_base += all & 0xffff, unit_base += all >> 16;
+        __syncthreads();
+        for (uint32_t i = thread; i < ALL_EXPERTS; i += CHOOSERS) {
+            counts[i] = 0;
+        }
+        __syncthreads();
+    }
+    if (thread == 0) {
+        *r.units = unit_base;
+    }
 }
 
 /// How many pairs each expert has; `counts` was zero.

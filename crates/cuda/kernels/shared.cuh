@@ -89,20 +89,8 @@ __device__ inline void await_all_copies() {
 #endif
 }
 
-/// Bytes of shared memory that `bring` takes. Twin: `ops/one.rs`.
+/// Bytes of shared memory that `Arrival::bring` takes. Twin: `ops/one.rs`.
 __device__ constexpr uint32_t brought(uint32_t bytes) { return (bytes + 15 + 15) / 16 * 16; }
-
-/// Starts copying `bytes` bytes by all threads; returns where the first will lie. They are copied with the whole 16
-/// bytes that the first and the last lie in, which are the same allocation's: those start and end at multiples of 16.
-template <int THREADS>
-__device__ inline const uint8_t* bring(uint8_t* room, const void* from, uint32_t bytes) {
-    const uint32_t off = uint32_t(reinterpret_cast<uintptr_t>(from)) & 15;
-    const uint8_t* first = static_cast<const uint8_t*>(from) - off;
-    for (uint32_t i = threadIdx.x; i < (off + bytes + 15) / 16; i += THREADS) {
-        start_copy<16>(room + 16 * i, first + 16 * i);
-    }
-    return room + off;
-}
 
 /// Pieces of global memory on their way to shared memory. Threads that wait for them see all of them. Of a whole block
 /// of threads.
@@ -119,7 +107,8 @@ struct Arrival {
     }
 
     /// Starts copying `bytes` bytes, and returns where the first will lie. All threads call it; on GPUs with a copy
-    /// engine in each multiprocessor the first has it do the work. As for `bring`, whole 16 bytes are copied.
+    /// engine in each multiprocessor the first has it do the work. Copied are the whole 16 bytes that the first and the
+    /// last lie in, which are the same allocation's: those start and end at multiples of 16.
     __device__ const uint8_t* bring(uint8_t* room, const void* from, uint32_t bytes) {
         const uint32_t off = uint32_t(reinterpret_cast<uintptr_t>(from)) & 15;
         const uint8_t* first = static_cast<const uint8_t*>(from) - off;

@@ -3,8 +3,8 @@
 use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, Shape, SharedWeights, Spec};
 use strata_quant::Format;
 
+use super::few::{self, Layout};
 use super::input::{Input, Target, any_blocks};
-use super::one_old::{Formats, brought};
 use super::route::{FEW_PLACES, RoutingParams, most_units, tile};
 use super::{OpError, module};
 use crate::Failed;
@@ -34,9 +34,10 @@ struct GroupedParams {
     halves: u64,
 }
 
+/// For units of a few places.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct FewParams {
+struct ExpertsFewParams {
     slots: u64,
     offset: u64,
     q: u64,
@@ -53,8 +54,6 @@ struct FewParams {
     units: u64,
     rows: u32,
     k: u32,
-    tall: u32,
-    format: u32,
 }
 
 #[repr(C)]
@@ -78,17 +77,25 @@ struct CombineParams {
     padding: u32,
 }
 
+/// The kernels of one block format for units of a few places.
+struct Several {
+    layout: Layout,
+    /// Products, and those of gate and up rows with their SwiGLU.
+    rows: Kernel<ExpertsFewParams>,
+    hidden: Kernel<ExpertsFewParams>,
+}
+
+/// Strips of rows that a block of threads of these has. Twin: `STRIPS`.
+const STRIPS: usize = 4;
+
 /// The kernels.
 pub(crate) struct Experts {
-    /// For units of a few places, whatever the block format.
-    few: Kernel<FewParams>,
-    /// The same for gate and up rows with their SwiGLU.
-    hidden: Kernel<FewParams>,
+    /// For units of a few places, of a block format.
+    several: Vec<(Format, Several)>,
     /// For units of many places; of float formats for all units.
     grouped: Vec<(Format, Kernel<GroupedParams>)>,
     swiglu: Kernel<SwigluParams>,
     combine: Kernel<CombineParams>,
-    formats: Formats,
 }
 
 impl Experts {
@@ -99,10 +106,18 @@ impl Experts {
                 (format.name().to_lowercase(), if format.is_float() { "floats" } else { "wide" });
             Ok((format, experts.kernel(&format!("strata_grouped_{way}_{name}"))?))
         };
+        let experts_few = module(context, "experts_few")?;
+        let several = |format: Format| -> Result<_, DriverError> {
+            let kernel = |what: &str| -> Result<_, DriverError> {
+                let name = format!("strata_{what}_few_{}", format.name().to_lowercase());
+                Ok(experts_few.dynamic_kernel(&name)?.early())
+            };
+            let layout = Layout::new(&experts_few, format)?;
+            Ok((format, Several { layout, rows: kernel("rows")?, hidden: kernel("hidden")? }))
+        };
+        let blocks = Format::ALL.into_iter().filter(|format| !format.is_float());
         Ok(Experts {
-            formats: Formats::new(context, &experts)?,
-            few: experts.dynamic_kernel("strata_grouped_few")?.early(),
-            hidden: experts.dynamic_kernel("strata_hidden")?.early(),
+            several: blocks.map(several).collect::<Result<_, _>>()?,
             grouped: Format::ALL.into_iter().map(grouped).collect::<Result<_, _>>()?,
             swiglu: route.kernel("strata_swiglu")?,
             combine: route.kernel("strata_combine")?,
@@ -140,8 +155,6 @@ impl Room {
     }
 }
 
-/// Threads of a block of `strata_hidden`. Twin: in `kernels/experts.cu`.
-const HIDDEN_THREADS: u32 = 512;
 /// Rows for which the shared expert is computed beside the routed ones.
 pub(crate) const ASIDE: usize = 32;
 
@@ -214,11 +227,21 @@ impl CudaBackend {
         Ok(read)
     }
 
-    /// The parameters of a product whose units have a few places each.
-    fn few(&self, product: &Product, input: &Input, out: DeviceSlice<f32>) -> FewParams {
+    /// The kernels for units of a few places each, with the shared memory that they need, if this is a case for them.
+    fn several(&self, product: &Product, k: usize) -> Option<(&Several, u32)> {
+        let rows = self.routing.rows;
+        let (_, of) = self.kernels.experts.several.iter().find(|(format, _)| *format == product.format)?;
+        // The columns' numbers come first.
+        let shared = 4 * FEW_PLACES + of.layout.each(STRIPS, FEW_PLACES, k / 32);
+        let few = tile(&self.spec.shape.moe, rows) == FEW_PLACES;
+        (few && shared <= self.kernels.products.one.formats.shared).then_some((of, shared as u32))
+    }
+
+    /// Their parameters.
+    fn several_params(&self, product: &Product, input: &Input, out: DeviceSlice<f32>) -> ExpertsFewParams {
         let routing = self.routing.params(&self.spec.shape.moe);
         let [q, d, sums] = input.quantised_addresses();
-        FewParams {
+        ExpertsFewParams {
             slots: product.slots.address(),
             offset: product.offset as u64,
             q,
@@ -235,8 +258,6 @@ impl CudaBackend {
             units: routing.units,
             rows: product.rows as u32,
             k: input.k() as u32,
-            tall: 0,
-            format: self.kernels.experts.formats.code(product.format),
         }
     }
 
@@ -250,49 +271,34 @@ impl CudaBackend {
         hidden: &Input,
         wanted: bool,
     ) -> Result<bool, BackendError> {
-        let (moe, rows, formats) = (self.spec.shape.moe, self.routing.rows, &self.kernels.experts.formats);
-        let Some(bytes) = gate.format.row_bytes(input.k()) else { return Ok(false) };
-        let shared = 4 * 64 + 2 * brought(32 * bytes) + formats.room(gate.format, 64, input.k() / 32);
+        let (moe, rows) = (self.spec.shape.moe, self.routing.rows);
         let fit = gate.format == up.format && !gate.format.is_float() && moe.width.is_multiple_of(32);
-        if !fit || tile(&moe, rows) != FEW_PLACES || shared > formats.shared {
-            return Ok(false);
-        }
-        let p = FewParams {
+        let Some((of, shared)) = self.several(gate, input.k()).filter(|_| fit) else { return Ok(false) };
+        let p = ExpertsFewParams {
             offset: up.offset as u64,
             up_scales: up.scales.map_or(0, DeviceSlice::address),
             hidden: hidden.target(wanted, moe.width),
-            ..self.few(gate, input, hidden.floats())
+            ..self.several_params(gate, input, hidden.floats())
         };
         let blocks = [(moe.width / 32) as u32, most_units(&moe, rows) as u32, 1];
+        let grid = Grid { blocks, threads: 32 * STRIPS as u32 };
         // SAFETY: the slots start with the gate rows, and have the up rows behind the offset; `hidden` has a place for every pair.
-        let queued = unsafe {
-            self.kernels.experts.hidden.launch_with(
-                &self.stream,
-                Grid { blocks, threads: HIDDEN_THREADS },
-                shared as u32,
-                &p,
-            )
-        };
-        queued.map_err(Failed::from)?;
+        unsafe { of.hidden.launch_with(&self.stream, grid, shared, &p) }.map_err(Failed::from)?;
         Ok(true)
     }
 
     fn grouped(&self, product: &Product, input: &Input, out: DeviceSlice<f32>) -> Result<(), BackendError> {
-        let (moe, rows, units) =
-            (self.spec.shape.moe, self.routing.rows, most_units(&self.spec.shape.moe, self.routing.rows));
+        let moe = self.spec.shape.moe;
+        let units = most_units(&moe, self.routing.rows);
         let routing = self.routing.params(&moe);
         let [q, d, sums] = input.quantised_addresses();
-        if !product.format.is_float() && tile(&moe, rows) == FEW_PLACES {
-            let formats = &self.kernels.experts.formats;
-            let bytes = product.format.row_bytes(input.k()).expect("rows are whole blocks");
-            let height = formats.rows(product.format, product.rows, input.k() / 32, rows * moe.used);
-            let shared = brought(height * bytes) + formats.room(product.format, height, input.k() / 32);
-            let p = FewParams { tall: height.ilog2(), ..self.few(product, input, out) };
-            let blocks = [product.rows.div_ceil(height) as u32, units as u32, 1];
-            let (kernel, grid) = (&self.kernels.experts.few, Grid { blocks, threads: 128 });
+        if let Some((of, shared)) = self.several(product, input.k()) {
+            let p = self.several_params(product, input, out);
+            let blocks = [product.rows.div_ceil(STRIPS * few::ROWS) as u32, units as u32, 1];
+            let grid = Grid { blocks, threads: 32 * STRIPS as u32 };
             // SAFETY: the slots have rows of this format and length behind the offset, the columns and `out` a place for every pair.
-            let queued = unsafe { kernel.launch_with(&self.stream, grid, shared as u32, &p) };
-            return Ok(queued.map_err(Failed::from)?);
+            unsafe { of.rows.launch_with(&self.stream, grid, shared, &p) }.map_err(Failed::from)?;
+            return Ok(());
         }
         let p = GroupedParams {
             slots: product.slots.address(),

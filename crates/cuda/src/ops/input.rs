@@ -5,7 +5,7 @@ use strata_backend::BackendError;
 use super::one::Wanted;
 use super::{Columns, Kernels};
 use crate::backend::CudaBackend;
-use crate::driver::DeviceSlice;
+use crate::driver::{DeviceSlice, DriverError};
 use crate::scratch::Scratch;
 use crate::weights::Matrix;
 use crate::{Failed, failed};
@@ -153,29 +153,37 @@ impl CudaBackend {
             return Err(failed(format!("columns of {k} values for {}", w.format)));
         }
         let (together, apart): (Vec<_>, Vec<_>) =
-            list.iter().partition(|(w, _)| cols == 1 && products.one.fits(w.format, k));
-        let wanted: Vec<Wanted> = together
-            .iter()
-            .map(|(w, out)| Wanted {
-                format: w.format,
-                weights: w.bytes,
-                rows: w.rows,
-                scale: w.scale,
-                out: *out,
-            })
-            .collect();
-        let (floats_apart, apart): (Vec<_>, Vec<_>) = apart.iter().partition(|(w, _)| w.format.is_float());
-        let queue = || {
-            products.one.launch(&self.stream, &wanted, k, quantised.as_ref(), Some(floats))?;
+            list.iter().copied().partition(|(w, _)| cols == 1 && products.one.fits(w.format, k));
+        let wanted = |&(w, out): &(Matrix, DeviceSlice<f32>)| Wanted {
+            format: w.format,
+            weights: w.bytes,
+            rows: w.rows,
+            scale: w.scale,
+            out,
+        };
+        let together: Vec<Wanted> = together.iter().map(wanted).collect();
+        let (floats_apart, apart): (Vec<_>, Vec<_>) =
+            apart.into_iter().partition(|(w, _)| w.format.is_float());
+        let queue = || -> Result<(), DriverError> {
+            products.one.launch(&self.stream, &together, k, quantised.as_ref(), Some(floats))?;
             let alike = floats_apart.chunk_by(|(a, _), (b, _)| a.format == b.format);
             for two in alike.flat_map(|alike| alike.chunks(2)) {
                 let two: Vec<_> = two.iter().map(|(w, out)| (w, *out)).collect();
                 float_products.product(&self.stream, &two, floats, cols)?;
             }
-            apart.iter().zip(quantised.iter().cycle()).try_for_each(|((w, out), columns)| {
-                let (weights, sizes) = ((w.format, w.bytes), [w.rows, w.k, cols]);
-                products.product(&self.stream, weights, sizes, columns, w.scale, *out)
-            })
+            let Some(columns) = &quantised else { return Ok(()) };
+            for alike in apart.chunk_by(|(a, _), (b, _)| a.format == b.format) {
+                if products.few_fits(alike[0].0.format, k, cols) {
+                    let alike: Vec<Wanted> = alike.iter().map(wanted).collect();
+                    products.few.launch(&self.stream, &alike, [k, cols], columns)?;
+                    continue;
+                }
+                for (w, out) in alike {
+                    let (weights, sizes) = ((w.format, w.bytes), [w.rows, w.k, cols]);
+                    products.product(&self.stream, weights, sizes, columns, w.scale, *out)?;
+                }
+            }
+            Ok(())
         };
         Ok(queue().map_err(Failed::from)?)
     }

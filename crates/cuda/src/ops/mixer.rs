@@ -4,6 +4,7 @@ use strata_backend::{BackendError, Buffer, MixerWeights, Op, Shape, Spec, Weight
 use strata_quant::Format;
 
 use super::experts::ASIDE;
+use super::few::Layout;
 use super::input::{Input, Target, any_blocks};
 use super::one::{Formats, Split, THREADS, brought, code, float_room};
 use super::{OpError, module};
@@ -115,9 +116,39 @@ struct NarrowParams {
     split: Split,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct NarrowFewParams {
+    up: u64,
+    scale: u64,
+    low: u64,
+    inject: u64,
+    injected: u64,
+    normed: u64,
+    u: u64,
+    quantised: Target,
+    count: u32,
+    rank: u32,
+    width: u32,
+    streams: u32,
+    inject_format: u32,
+    padding: u32,
+}
+
 /// Threads of a block of `strata_norm`, and the widest stream that it quantises itself. Twins: `NORMERS`, `STAGED`.
 const NORMERS: u32 = 640;
 const STAGED: usize = 4096;
+
+/// Rows and streams that `strata_narrow_few` takes. Twin of the latter: `STREAMS`.
+const NARROW_ROWS: usize = 32;
+const NARROW_STREAMS: usize = 4;
+
+/// `strata_narrow` for a few rows, of one block format.
+struct NarrowFew {
+    layout: Layout,
+    /// By their rows.
+    kernels: [(usize, Kernel<NarrowFewParams>); 2],
+}
 
 /// The kernels.
 pub(crate) struct Mixers {
@@ -128,11 +159,13 @@ pub(crate) struct Mixers {
     /// For one row: `norm` and the products with `down` by segments, and then the rest.
     descend: Vec<(Format, Kernel<DescendParams>)>,
     narrow: Vec<(Format, Kernel<NarrowParams>)>,
+    /// The latter for a few rows.
+    narrow_few: Vec<(Format, NarrowFew)>,
 }
 
 impl Mixers {
     pub(crate) fn new(context: &Context) -> Result<Mixers, OpError> {
-        let module = module(context, "mixer")?;
+        let (module, few) = (module(context, "mixer")?, module(context, "mixer_few")?);
         let narrow = |format: Format| {
             let name = format!("strata_narrow_{}", format.name().to_lowercase());
             Ok::<_, DriverError>((format, module.dynamic_kernel(&name)?.early()))
@@ -142,7 +175,16 @@ impl Mixers {
             Ok::<_, DriverError>((format, module.dynamic_kernel(&name)?.early()))
         };
         let blocks = || Format::ALL.into_iter().filter(|format| !format.is_float());
+        let narrow_few = |format: Format| -> Result<_, DriverError> {
+            let kernel = |tiles: usize| -> Result<_, DriverError> {
+                let name = format!("strata_narrow_few_{tiles}_{}", format.name().to_lowercase());
+                Ok((8 * tiles, few.dynamic_kernel(&name)?.early()))
+            };
+            let layout = Layout::new(&few, format)?;
+            Ok((format, NarrowFew { layout, kernels: [kernel(1)?, kernel(4)?] }))
+        };
         Ok(Mixers {
+            narrow_few: blocks().map(narrow_few).collect::<Result<_, _>>()?,
             norm: module.kernel("strata_norm")?.early(),
             gates: module.kernel("strata_mixer_gates")?,
             mix: module.kernel("strata_mix")?,
@@ -259,6 +301,24 @@ impl OneRow {
 /// Values of a segment of the contract.
 const SEGMENT: usize = 2048;
 
+impl NarrowFew {
+    /// The kernel for so many rows, with the bytes of shared memory of a block, if it can be had for these matrices.
+    fn fit(
+        &self,
+        up: &Matrix,
+        inject: Option<Matrix>,
+        (shape, rows, shared): (&Shape, usize, usize),
+    ) -> Option<(&Kernel<NarrowFewParams>, usize)> {
+        let Shape { hidden: d, streams, mixer_rank: rank, .. } = *shape;
+        let (cols, kernel) = self.kernels.iter().find(|(most, _)| *most >= rows)?;
+        let bytes = self.layout.resident(2 * streams, *cols, rank / 32);
+        let floats = inject.is_none_or(|w| w.format.is_float() && w.scale.is_none());
+        let whole = rank.is_multiple_of(32) && d.is_multiple_of(32) && up.format.row_bytes(rank).is_some();
+        let fits = streams <= NARROW_STREAMS && rows <= NARROW_ROWS && bytes <= shared;
+        (floats && whole && fits).then_some((kernel, bytes))
+    }
+}
+
 /// What the head needs besides its mixer: the rows' inputs.
 pub(crate) fn head_room(spec: &Spec, rows: usize, room: &mut Scratch) -> (Room, Input) {
     let d = spec.shape.hidden;
@@ -309,7 +369,8 @@ impl CudaBackend {
             (Some(w), Some(to)) => Some((self.weights.matrix(w, streams, wide)?, to)),
             _ => None,
         };
-        let Mixers { norm, gates, mix, descend, narrow, .. } = &self.kernels.mixers;
+        let mixers = &self.kernels.mixers;
+        let Mixers { norm, gates, mix, descend, narrow, .. } = mixers;
         let left = self.left.take().map_or_else(Write::default, |left| left.write());
         let groups = room.normed.len() / d;
         let read = down.bytes.len() + up.bytes.len() + inject.map_or(0, |(w, _)| w.bytes.len());
@@ -384,6 +445,35 @@ impl CudaBackend {
         unsafe { norm.launch(&self.stream, Grid { blocks: [groups as u32, 1, 1], threads: NORMERS }, &p) }
             .map_err(Failed::from)?;
         self.settle(&room.wide, target, any_blocks(&[down]))?;
+        let rows = groups / streams;
+        let found = mixers.narrow_few.iter().find(|(format, _)| *format == up.format);
+        let fit = found.and_then(|(_, of)| {
+            of.fit(&up, inject.map(|(w, _)| w), (&self.spec.shape, rows, formats.shared))
+        });
+        if let Some((kernel, shared)) = fit.filter(|_| rows > 1) {
+            self.product(&down, &room.wide, room.low)?;
+            let p = NarrowFewParams {
+                up: up.bytes.address(),
+                scale: up.scale.map_or(0, DeviceSlice::address),
+                low: room.low.address(),
+                inject: inject.map_or(0, |(w, _)| w.bytes.address()),
+                injected: inject.map_or(0, |(_, to)| to.address()),
+                normed: room.normed.address(),
+                u: u.floats().address(),
+                quantised: u.target(wanted, d),
+                count: rows as u32,
+                rank: rank as u32,
+                width: d as u32,
+                streams: streams as u32,
+                inject_format: inject.map_or(0, |(w, _)| code(w.format)),
+                padding: 0,
+            };
+            let injected = inject.map_or(0, |_| (rows * streams).div_ceil(2 * streams));
+            let grid = Grid { blocks: [(d / 32 + injected) as u32, 1, 1], threads: (64 * streams) as u32 };
+            // SAFETY: `Room` and `inject` have these rows; `fit` counts what the kernel lays out.
+            unsafe { kernel.launch_with(&self.stream, grid, shared as u32, &p) }.map_err(Failed::from)?;
+            return Ok(read);
+        }
         let mut products = vec![(down, room.low)];
         products.extend(inject);
         self.products(&products, &room.wide)?;

@@ -2,6 +2,7 @@
 
 use strata_quant::Format;
 
+use super::few::{FEW, Few};
 use super::one::{One, Wanted};
 use super::{OpError, module};
 use crate::driver::{Context, DeviceMemory, DeviceSlice, DriverError, Grid, Kernel, Stream};
@@ -63,7 +64,7 @@ struct ProductParams {
     rows: u32,
     cols: u32,
     k: u32,
-    tile: u32,
+    padding: u32,
     halves: u64,
 }
 
@@ -88,9 +89,7 @@ pub(crate) const WIDE: usize = 128;
 
 /// The kernels of one block format.
 struct OfFormat {
-    /// For two to eight columns.
-    few: Kernel<ProductParams>,
-    /// For more, with tensor cores.
+    /// For many columns.
     wide: Kernel<ProductParams>,
     decode: Kernel<DecodeParams>,
 }
@@ -99,9 +98,9 @@ struct OfFormat {
 pub struct Products {
     /// For one column, and several matrices at once.
     pub(crate) one: One,
+    /// For a few.
+    pub(crate) few: Few,
     processors: usize,
-    /// Units of weights that the kernels for few columns have room for. Twin: `FEW_TERMS` in `kernels/few.cuh`.
-    terms: usize,
     quantise: Kernel<QuantiseParams>,
     widen: Kernel<WidenParams>,
     formats: Vec<(Format, OfFormat)>,
@@ -115,7 +114,6 @@ impl Products {
         let of_format = |format: Format| {
             let name = format.name().to_lowercase();
             let kernels = OfFormat {
-                few: module.kernel(&format!("strata_product_few_{name}"))?,
                 wide: module.kernel(&format!("strata_product_wide_{name}"))?,
                 decode: module.kernel(&format!("strata_decode_{name}"))?,
             };
@@ -123,8 +121,8 @@ impl Products {
         };
         Ok(Products {
             one: One::new(context)?,
+            few: Few::new(context)?,
             processors: context.device().processors as usize,
-            terms: if context.device().capability < (8, 0) { 260 } else { 520 },
             quantise: module.kernel("strata_quantise")?,
             widen: module.kernel("strata_widen")?,
             formats: formats.map(of_format).collect::<Result<_, DriverError>>()?,
@@ -136,11 +134,9 @@ impl Products {
         &found.unwrap_or_else(|| panic!("{format} is no block format")).1
     }
 
-    /// How many of `rows` rows of `units` units a block of threads takes, in the kernels for few columns: enough blocks to fill the GPU, and no
-    /// more terms than `kernels/few.cuh` has room for.
-    fn few_rows(&self, rows: usize, units: usize) -> usize {
-        let most = (self.terms / (units.min(64) + 2).next_multiple_of(2)).min(128 / 8);
-        (rows / (4 * self.processors)).clamp(1, most.max(1))
+    /// Whether the kernels for few columns take so many.
+    pub(crate) fn few_fits(&self, format: Format, k: usize, cols: usize) -> bool {
+        cols <= FEW && self.few.fits(format, k)
     }
 
     /// Blocks of threads for a kernel that takes tiles of 128 rows and up to [`WIDE`] columns one after the other: as many as there is room for
@@ -208,21 +204,18 @@ impl Products {
         scale: Option<DeviceSlice<f32>>,
         out: DeviceSlice<f32>,
     ) -> Result<(), DriverError> {
-        let kernels = self.of(format);
         assert_eq!(
             format.row_bytes(k).and_then(|bytes| bytes.checked_mul(rows)),
             Some(weights.len()),
             "{format}"
         );
         assert!(out.len() >= rows * cols && x.q.len() >= k * cols && x.d.len() >= k / 32 * cols);
+        let wanted = [Wanted { format, weights, rows, scale, out }];
         if cols == 1 && self.one.fits(format, k) {
-            return self.one.launch(
-                stream,
-                &[Wanted { format, weights, rows, scale, out }],
-                k,
-                Some(x),
-                None,
-            );
+            return self.one.launch(stream, &wanted, k, Some(x), None);
+        }
+        if self.few_fits(format, k, cols) {
+            return self.few.launch(stream, &wanted, [k, cols], x);
         }
         let p = ProductParams {
             weights: weights.address(),
@@ -234,20 +227,14 @@ impl Products {
             rows: rows as u32,
             cols: cols as u32,
             k: k as u32,
-            tile: 0,
+            padding: 0,
             halves: x.halves.address(),
         };
-        if cols > 8 {
-            let grid = self.wide_grid(&kernels.wide, rows, cols.div_ceil(WIDE));
-            self.widen(stream, grid, x, k * cols)?;
-            // SAFETY: the sizes were compared above.
-            return unsafe { kernels.wide.launch(stream, grid, &p) };
-        }
-        let tile = self.few_rows(rows, k / 32);
-        let p = ProductParams { tile: tile as u32, ..p };
-        let blocks = [rows.div_ceil(tile) as u32, cols.div_ceil(8) as u32, 1];
+        let kernel = &self.of(format).wide;
+        let grid = self.wide_grid(kernel, rows, cols.div_ceil(WIDE));
+        self.widen(stream, grid, x, k * cols)?;
         // SAFETY: the sizes were compared above.
-        unsafe { kernels.few.launch(stream, Grid { blocks, threads: 128 }, &p) }
+        unsafe { kernel.launch(stream, grid, &p) }
     }
 
     /// Decodes whole blocks into `out`.
