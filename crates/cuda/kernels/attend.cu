@@ -252,15 +252,21 @@ __device__ void gather(const AttendParams& p) {
 #define STRATA_ATTEND(T, NAME)                                                           \
     extern "C" __global__ void __launch_bounds__(WEIGHERS)                               \
         strata_weigh_##NAME##_128(const __grid_constant__ AttendParams p) {              \
+        pass();                                                                          \
+        ready();                                                                         \
         weigh<T, 4>(p);                                                                  \
     }                                                                                    \
     extern "C" __global__ void __launch_bounds__(WEIGHERS)                               \
         strata_weigh_##NAME##_256(const __grid_constant__ AttendParams p) {              \
+        pass();                                                                          \
+        ready();                                                                         \
         weigh<T, 8>(p);                                                                  \
     }                                                                                    \
     extern "C" __device__ uint32_t strata_gather_##NAME##_shared = sizeof(Gathering<T>); \
     extern "C" __global__ void __launch_bounds__(GATHERERS, 2)                           \
         strata_gather_##NAME(const __grid_constant__ AttendParams p) {                   \
+        pass();                                                                          \
+        ready();                                                                         \
         gather<T>(p);                                                                    \
     }
 STRATA_ATTEND(float, f32)

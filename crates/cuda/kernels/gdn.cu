@@ -397,6 +397,8 @@ __device__ void few(const FewParams& p) {
     constexpr int COLUMNS = FEW_VALUES * SHARERS / FEW_THREADS, WARPS = FEW_THREADS / WARP;
     extern __shared__ __align__(16) uint8_t raw[];
     Shared& s = *reinterpret_cast<Shared*>(raw);
+    pass();
+    ready();
     const DeltaParams& d = p.delta;
     const ConvParams& conv = p.qkv.conv;
     const Portion portion = d.portions[blockIdx.y];

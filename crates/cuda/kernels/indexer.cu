@@ -318,10 +318,14 @@ extern "C" __global__ void __launch_bounds__(ScoreMany::THREADS, 3)
 #define STRATA_CHOOSE(T, NAME)                                                       \
     extern "C" __global__ void __launch_bounds__(MOST_SELECTORS)                     \
         strata_choose_blocks_##NAME##_128(const __grid_constant__ IndexerParams p) { \
+        pass();                                                                      \
+        ready();                                                                     \
         choose<T, 4>(p);                                                             \
     }                                                                                \
     extern "C" __global__ void __launch_bounds__(MOST_SELECTORS)                     \
         strata_choose_blocks_##NAME##_256(const __grid_constant__ IndexerParams p) { \
+        pass();                                                                      \
+        ready();                                                                     \
         choose<T, 8>(p);                                                             \
     }
 STRATA_CHOOSE(float, f32)

@@ -221,6 +221,15 @@ __device__ void descend(const DescendParams& p) {
         uint8_t* end = room + (max(of_terms, of_streams) + 15) / 16 * 16;
         grid = reinterpret_cast<const uint32_t*>(arrival.bring(end, F::codebook(), F::GRID * 4));
     }
+    // Gammas of the first values that this thread norms: weights wait for nobody.
+    float4 gammas[2] = {};
+#pragma unroll
+    for (uint32_t n = 0; n < 2; n++) {
+        const uint32_t i = 4 * (threadIdx.x + n * blockDim.x);
+        if (i < here) {
+            gammas[n] = *reinterpret_cast<const float4*>(p.gamma + from + i);
+        }
+    }
     ready();
     const float* x = p.x + (p.rows == nullptr ? 0 : size_t(*p.rows) * wide) + first * p.width;
     // Several loads of a thread are under way before the first is used.
@@ -261,13 +270,16 @@ __device__ void descend(const DescendParams& p) {
         }
     }
     __syncthreads();
-    for (uint32_t base = warp * WARP * 4; base < here; base += blockDim.x * 4) {
+    uint32_t turn = 0;
+    for (uint32_t base = warp * WARP * 4; base < here; base += blockDim.x * 4, turn++) {
         const uint32_t i = base + lane * 4, at = from + i;
         float four[4] = {};
         if (i < here) {
             const float scale = scales[at / p.width - first];
-            const float4 value = *reinterpret_cast<const float4*>(staged + at - first * p.width),
-                         by = *reinterpret_cast<const float4*>(p.gamma + at);
+            const float4 value = *reinterpret_cast<const float4*>(staged + at - first * p.width);
+            const float4 by = turn == 0   ? gammas[0]
+                              : turn == 1 ? gammas[1]
+                                          : *reinterpret_cast<const float4*>(p.gamma + at);
             four[0] = value.x * scale * by.x, four[1] = value.y * scale * by.y;
             four[2] = value.z * scale * by.z, four[3] = value.w * scale * by.w;
             if (blockIdx.y == 0) {
@@ -337,7 +349,7 @@ struct NarrowParams {
 
 /// One inject weight: the last blocks have one each.
 __device__ inline void inject(const NarrowParams& p, uint8_t* room, uint32_t stream) {
-    __shared__ Arrival arrivals[2];
+    __shared__ Arrival arrivals[PIECES];
     const uint32_t wide = p.streams * p.width;
     auto emit = [&](uint32_t row, float sum) {
         p.injected[row] = 2.0f * sigmoid(__fdiv_rn(sum, float(p.streams)));

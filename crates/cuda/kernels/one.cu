@@ -103,7 +103,7 @@ __device__ void block_rows(const OneParams& p, const OneMatrix& m, uint8_t* room
 /// A block's rows of float weights: one for each warp.
 template <class T>
 __device__ void float_rows(const OneParams& p, const OneMatrix& m, uint8_t* room) {
-    __shared__ Arrival arrivals[2];
+    __shared__ Arrival arrivals[PIECES];
     const uint32_t begin = (blockIdx.x - m.first) * m.share, rows = min(m.share, m.rows - begin);
     float_rows(room, arrivals, reinterpret_cast<const T*>(m.weights), begin, rows, p.floats, p.k,
                [&](uint32_t row, float sum) { m.out[row] = m.scale == nullptr ? sum : sum * *m.scale; });

@@ -147,43 +147,50 @@ constexpr uint32_t PIECE = 2560;
 /// Bytes of shared memory of a piece, of a row or of the column.
 constexpr uint32_t PIECE_BYTES = brought(4 * PIECE);
 
-/// Products of up to a row per warp with a column: rows `first` to `first + rows` of `w`, pieces of which come to
-/// `turns` buffers of `rows + 1` pieces, one or two. Calls `emit(r, sum)` in one thread for each. All threads come here;
-/// waits for the kernel in front once the first pieces of the rows are under way.
+/// Pieces of a row that are under way at once. Twin: `ops/one.rs`.
+constexpr int PIECES = 4;
+
+/// Products of up to a row per warp with a column: rows `first` to `first + rows` of `w`, pieces of which come to as
+/// many buffers of `rows + 1` pieces as a row has, at most `PIECES`. Calls `emit(r, sum)` in one thread for each. All
+/// threads come here; waits for the kernel in front once the first pieces of the rows are under way.
 template <class T, class Emit>
-__device__ inline void float_rows(uint8_t* room, Arrival (&arrivals)[2], const T* w, uint32_t first, uint32_t rows,
+__device__ inline void float_rows(uint8_t* room, Arrival (&arrivals)[PIECES], const T* w, uint32_t first, uint32_t rows,
                                   const float* x, uint32_t k, Emit emit) {
     const int lane = threadIdx.x % WARP;
-    const uint32_t warp = threadIdx.x / WARP, buffer = (rows + 1) * PIECE_BYTES;
-    if (threadIdx.x == 0) {
-        arrivals[0].init(int(rows) + 1), arrivals[1].init(int(rows) + 1);
+    const uint32_t warp = threadIdx.x / WARP, buffer = (rows + 1) * PIECE_BYTES, pieces = (k + PIECE - 1) / PIECE;
+    const uint32_t turns = min(pieces, uint32_t(PIECES));
+    if (threadIdx.x < turns) {
+        arrivals[threadIdx.x].init(int(rows) + 1);
     }
     __syncthreads();
     auto off = [](const void* p) { return uint32_t(reinterpret_cast<uintptr_t>(p)) & 15; };
-    auto bring_rows = [&](uint32_t from, int turn) {
+    auto bring_rows = [&](uint32_t piece, uint32_t turn) {
+        const uint32_t from = piece * PIECE;
         for (uint32_t r = 0; r < rows; r++) {
             arrivals[turn].bring(room + turn * buffer + r * PIECE_BYTES, w + size_t(first + r) * k + from,
                                  min(PIECE, k - from) * uint32_t(sizeof(T)));
         }
     };
-    auto bring_x = [&](uint32_t from, int turn) {
+    auto bring_x = [&](uint32_t piece, uint32_t turn) {
+        const uint32_t from = piece * PIECE;
         arrivals[turn].bring(room + turn * buffer + rows * PIECE_BYTES, x + from, min(PIECE, k - from) * 4);
         end_copies();
     };
-    bring_rows(0, 0);
+    for (uint32_t piece = 0; piece < turns; piece++) {
+        bring_rows(piece, piece);
+    }
     ready();
-    bring_x(0, 0);
+    for (uint32_t piece = 0; piece < turns; piece++) {
+        bring_x(piece, piece);
+    }
     float acc = 0.0f;
-    for (uint32_t from = 0, round = 0; from < k; from += PIECE, round++) {
-        const int turn = int(round & 1);
-        if (from + PIECE < k) {
-            bring_rows(from + PIECE, turn ^ 1);
-            bring_x(from + PIECE, turn ^ 1);
-        }
-        arrivals[turn].wait(round / 2, from + PIECE < k);
+    for (uint32_t piece = 0, turn = 0, round = 0; piece < pieces; piece++) {
+        const uint32_t from = piece * PIECE;
+        arrivals[turn].wait(round, int(min(turns, pieces - piece)) - 1);
         if (warp < rows) {
             const uint8_t* at = room + turn * buffer;
-            const T* row = reinterpret_cast<const T*>(at + warp * PIECE_BYTES + off(w + size_t(first + warp) * k + from));
+            const T* row =
+                reinterpret_cast<const T*>(at + warp * PIECE_BYTES + off(w + size_t(first + warp) * k + from));
             const float* column = reinterpret_cast<const float*>(at + rows * PIECE_BYTES + off(x + from));
             const uint32_t here = min(PIECE, k - from);
 #pragma unroll 16
@@ -191,7 +198,14 @@ __device__ inline void float_rows(uint8_t* room, Arrival (&arrivals)[2], const T
                 acc = fma(widen(row + j), column[j], acc);
             }
         }
-        __syncthreads();
+        if (piece + turns < pieces) {
+            __syncthreads();
+            bring_rows(piece + turns, turn);
+            bring_x(piece + turns, turn);
+        }
+        if (++turn == turns) {
+            turn = 0, round++;
+        }
     }
     if (warp < rows) {
         const float sum = fold(acc);

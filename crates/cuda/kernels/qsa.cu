@@ -168,9 +168,13 @@ __device__ void prepare(const PrepareParams& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(PREPARERS) strata_prepare_f32(const __grid_constant__ PrepareParams p) {
+    pass();
+    ready();
     prepare<float>(p);
 }
 extern "C" __global__ void __launch_bounds__(PREPARERS) strata_prepare_f16(const __grid_constant__ PrepareParams p) {
+    pass();
+    ready();
     prepare<uint16_t>(p);
 }
 

@@ -181,7 +181,7 @@ struct RouteOneParams {
 /// in order. The block of threads that is done last chooses.
 extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_route_one(const __grid_constant__ RouteOneParams p) {
     extern __shared__ __align__(16) uint8_t room[];
-    __shared__ Arrival arrivals[2];
+    __shared__ Arrival arrivals[PIECES];
     __shared__ bool last;
     const uint32_t begin = blockIdx.x * p.share, rows = min(p.share, p.r.all - begin), i = threadIdx.x;
     auto emit = [&](uint32_t row, float sum) {
@@ -373,6 +373,8 @@ struct SwigluParams {
 
 /// `silu(gate) * up` in place of the gate.
 extern "C" __global__ void __launch_bounds__(256) strata_swiglu(const __grid_constant__ SwigluParams p) {
+    pass();
+    ready();
     const uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < p.count) {
         const float hidden = swiglu(p.gate[i], p.up[i]);

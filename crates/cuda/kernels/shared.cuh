@@ -130,9 +130,9 @@ struct Arrival {
         return room + off;
     }
 
-    /// Waits for the pieces of round number `round`; `newer` says whether there are some of a later round under way,
-    /// brought through another `Arrival`. All threads call it, though not all may `need` them.
-    __device__ void wait(uint32_t round, bool newer, bool need = true) {
+    /// Waits for the pieces of round number `round`; `newer` says how many groups of copies were started later, for
+    /// others. All threads call it, though not all may `need` them.
+    __device__ void wait(uint32_t round, int newer, bool need = true) {
 #if __CUDA_ARCH__ >= 900
         if (need) {
             asm volatile(
@@ -142,10 +142,14 @@ struct Arrival {
                 : "memory");
         }
 #else
-        if (newer) {
-            await_copies<1>();
-        } else {
+        if (newer == 0) {
             await_copies<0>();
+        } else if (newer == 1) {
+            await_copies<1>();
+        } else if (newer == 2) {
+            await_copies<2>();
+        } else {
+            await_copies<3>();
         }
         __syncthreads();
 #endif

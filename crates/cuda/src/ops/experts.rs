@@ -119,7 +119,7 @@ impl Experts {
         Ok(Experts {
             several: blocks.map(several).collect::<Result<_, _>>()?,
             grouped: Format::ALL.into_iter().map(grouped).collect::<Result<_, _>>()?,
-            swiglu: route.kernel("strata_swiglu")?,
+            swiglu: route.kernel("strata_swiglu")?.early(),
             combine: route.kernel("strata_combine")?,
         })
     }

@@ -114,7 +114,7 @@ impl Gdn {
             Ok(Delta { parts, columns, kernel: module.kernel(&format!("strata_delta_{parts}"))? })
         };
         let few = |parts: usize| -> Result<_, DriverError> {
-            Ok((parts, module.kernel(&format!("strata_gdn_few_{parts}"))?))
+            Ok((parts, module.kernel(&format!("strata_gdn_few_{parts}"))?.early()))
         };
         let few_parts: &[usize] = if context.device().capability < (8, 0) { &[] } else { &[1, 2, 4] };
         let qkv = |taps: usize| -> Result<_, DriverError> {

@@ -19,6 +19,8 @@ const LEAST_THREADS: usize = 128;
 pub(crate) const BLOCKS: usize = 2;
 /// Values of a float row that are brought at once. Twin: `PIECE` in `kernels/one.cuh`.
 const PIECE: usize = 2560;
+/// Pieces of a row that are under way at once. Twin: as above.
+const PIECES: usize = 4;
 /// Float rows of a block of threads, at most: each has a warp.
 const FLOAT_ROWS: usize = 4;
 /// Bytes of shared memory that a block takes besides what it is told to have.
@@ -121,7 +123,7 @@ pub(crate) fn brought(bytes: usize) -> usize {
 
 /// Bytes of shared memory for float rows of `k` values, `rows` at a time, and the column. Twin: `float_rows` in `kernels/one.cuh`.
 pub(crate) fn float_room(rows: usize, k: usize) -> usize {
-    k.div_ceil(PIECE).min(2) * (rows + 1) * brought(4 * PIECE)
+    k.div_ceil(PIECE).min(PIECES) * (rows + 1) * brought(4 * PIECE)
 }
 
 impl Formats {

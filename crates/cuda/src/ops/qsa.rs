@@ -104,13 +104,18 @@ struct Stored {
 impl Stored {
     fn new(modules: &[Module; 3], name: &str) -> Result<Stored, DriverError> {
         let [prepare, indexer, attend] = modules;
-        let choose = |dim| indexer.kernel(&format!("strata_choose_blocks_{name}_{dim}"));
-        let weigh = |dim| attend.kernel(&format!("strata_weigh_{name}_{dim}"));
+        type Found<P> = Result<Kernel<P>, DriverError>;
+        let choose = |dim| -> Found<IndexerParams> {
+            Ok(indexer.kernel(&format!("strata_choose_blocks_{name}_{dim}"))?.early())
+        };
+        let weigh = |dim| -> Found<AttendParams> {
+            Ok(attend.kernel(&format!("strata_weigh_{name}_{dim}"))?.early())
+        };
         Ok(Stored {
-            prepare: prepare.kernel(&format!("strata_prepare_{name}"))?,
+            prepare: prepare.kernel(&format!("strata_prepare_{name}"))?.early(),
             choose: [(128, choose(128)?), (256, choose(256)?)],
             weigh: [(128, weigh(128)?), (256, weigh(256)?)],
-            gather: attend.kernel(&format!("strata_gather_{name}"))?,
+            gather: attend.kernel(&format!("strata_gather_{name}"))?.early(),
         })
     }
 }
