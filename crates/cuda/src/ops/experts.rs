@@ -6,6 +6,7 @@ use strata_quant::Format;
 use super::input::{Input, Target, any_blocks};
 use super::one::brought;
 use super::route::{FEW_PLACES, RoutingParams, most_units, tile};
+use super::wide::{Units, unit_piece_bytes};
 use super::{OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
@@ -31,7 +32,7 @@ struct GroupedParams {
     units: u64,
     rows: u32,
     k: u32,
-    halves: u64,
+    pieces: u64,
 }
 
 #[repr(C)]
@@ -125,6 +126,8 @@ pub(crate) struct Room {
     gate: DeviceSlice<f32>,
     up: DeviceSlice<f32>,
     hidden: Input,
+    /// The columns of a product's units; those of one after the other.
+    pieces: DeviceSlice<u8>,
 }
 
 impl Room {
@@ -134,7 +137,16 @@ impl Room {
         let rows = u.len() / d;
         let pairs = rows * moe.used;
         let gate = room.take(pairs * moe.width);
-        Room { gate, up: room.take(pairs * moe.width), hidden: Input::new(gate, moe.width, pairs, room) }
+        let pieces = match tile(&moe, rows) {
+            FEW_PLACES => 0,
+            _ => unit_piece_bytes(d.max(moe.width), pairs, most_units(&moe, rows)),
+        };
+        Room {
+            gate,
+            up: room.take(pairs * moe.width),
+            hidden: Input::without_pieces(gate, moe.width, pairs, room),
+            pieces: room.take(pieces),
+        }
     }
 }
 
@@ -199,11 +211,13 @@ impl CudaBackend {
         let down = product(w.down, slots.down, d, scales[2], false);
         self.prepare_for(&input, [w.gate, w.up].iter().any(|format| !format.is_float()))?;
         if !self.hidden(&gate, &up, &input, &room.hidden, !w.down.is_float())? {
-            self.grouped(&gate, &input, room.gate)?;
-            self.grouped(&up, &input, room.up)?;
+            self.unit_pieces(&[&gate, &up], &input, room.pieces)?;
+            self.grouped(&gate, &input, room.gate, room.pieces)?;
+            self.grouped(&up, &input, room.up, room.pieces)?;
             self.swiglu(&room.hidden, room.up, moe.width, !w.down.is_float())?;
         }
-        self.grouped(&down, &room.hidden, self.routing.products)?;
+        self.unit_pieces(&[&down], &room.hidden, room.pieces)?;
+        self.grouped(&down, &room.hidden, self.routing.products, room.pieces)?;
         // Which experts a window uses is known on the device only: the most that it can be.
         Ok((rows * moe.used).min(moe.experts) * slots.stride)
     }
@@ -272,7 +286,39 @@ impl CudaBackend {
         Ok(true)
     }
 
-    fn grouped(&self, product: &Product, input: &Input, out: DeviceSlice<f32>) -> Result<(), BackendError> {
+    /// Leaves the units' columns in pieces, if one of these products, of the same columns, wants that.
+    fn unit_pieces(
+        &self,
+        products: &[&Product],
+        input: &Input,
+        to: DeviceSlice<u8>,
+    ) -> Result<(), BackendError> {
+        let (moe, rows) = (self.spec.shape.moe, self.routing.rows);
+        let blocks = products.iter().any(|product| !product.format.is_float());
+        let Some(columns) = input.quantised().filter(|_| blocks) else { return Ok(()) };
+        if tile(&moe, rows) == FEW_PLACES || !self.kernels.products.in_pieces() {
+            return Ok(());
+        }
+        let routing = self.routing.params(&moe);
+        let units = Units {
+            order: if products[0].by_row { routing.order } else { 0 },
+            first: routing.unit_first,
+            places: routing.unit_places,
+            count: routing.units,
+            most: most_units(&moe, rows),
+        };
+        let sizes = [input.k(), rows * moe.used];
+        let made = self.kernels.products.many.pieces(&self.stream, columns, sizes, Some(units), to);
+        Ok(made.map_err(Failed::from)?)
+    }
+
+    fn grouped(
+        &self,
+        product: &Product,
+        input: &Input,
+        out: DeviceSlice<f32>,
+        pieces: DeviceSlice<u8>,
+    ) -> Result<(), BackendError> {
         let (moe, rows, units) =
             (self.spec.shape.moe, self.routing.rows, most_units(&self.spec.shape.moe, self.routing.rows));
         let routing = self.routing.params(&moe);
@@ -305,7 +351,7 @@ impl CudaBackend {
             units: routing.units,
             rows: product.rows as u32,
             k: input.k() as u32,
-            halves: input.quantised().map_or(0, |columns| columns.halves.address()),
+            pieces: pieces.address(),
         };
         let found = self.kernels.experts.grouped.iter().find(|(format, _)| *format == product.format);
         let (_, kernel) = found.expect("every format has kernels");
@@ -313,10 +359,6 @@ impl CudaBackend {
             true => Grid { blocks: [product.rows.div_ceil(4) as u32, units as u32, 1], threads: 128 },
             false => self.kernels.products.wide_grid(kernel, product.rows, units),
         };
-        if let Some(columns) = input.quantised().filter(|_| !product.format.is_float()) {
-            let values = input.k() * input.cols();
-            self.kernels.products.widen(&self.stream, grid, columns, values).map_err(Failed::from)?;
-        }
         // SAFETY: as above.
         let queued = unsafe { kernel.launch(&self.stream, grid, &p) };
         Ok(queued.map_err(Failed::from)?)

@@ -3,6 +3,7 @@
 use strata_backend::BackendError;
 
 use super::one::Wanted;
+use super::wide::piece_bytes;
 use super::{Columns, Kernels};
 use crate::backend::CudaBackend;
 use crate::driver::DeviceSlice;
@@ -40,6 +41,16 @@ impl Input {
         Input { floats, quantised: columns(k, cols, room), k, cols }
     }
 
+    /// The same for columns whose pieces are made elsewhere.
+    pub(crate) fn without_pieces(
+        floats: DeviceSlice<f32>,
+        k: usize,
+        cols: usize,
+        room: &mut Scratch,
+    ) -> Input {
+        Input { floats, quantised: columns_and(0, k, cols, room), k, cols }
+    }
+
     /// Values of a column.
     pub(crate) fn k(&self) -> usize {
         self.k
@@ -56,10 +67,6 @@ impl Input {
         self.quantised.as_ref()
     }
 
-    /// How many columns.
-    pub(crate) fn cols(&self) -> usize {
-        self.cols
-    }
 
     /// Where whoever computes the values leaves them quantised, if any of these matrices wants that. `run` is how many consecutive values
     /// a warp has together; where that is no multiple of 32 they are quantised afterwards.
@@ -90,11 +97,16 @@ impl Input {
 
 /// Room for quantised columns, where `k` allows them.
 pub(crate) fn columns(k: usize, cols: usize, room: &mut Scratch) -> Option<Columns> {
+    columns_and(piece_bytes(k, cols), k, cols, room)
+}
+
+/// The same with so many bytes for pieces.
+fn columns_and(pieces: usize, k: usize, cols: usize, room: &mut Scratch) -> Option<Columns> {
     k.is_multiple_of(32).then(|| Columns {
         q: room.take(k * cols),
         d: room.take(k / 32 * cols),
         sums: room.take(k / 32 * cols),
-        halves: room.take(k * cols),
+        pieces: room.take(pieces),
     })
 }
 
@@ -172,9 +184,12 @@ impl CudaBackend {
                 let two: Vec<_> = two.iter().map(|(w, out)| (w, *out)).collect();
                 float_products.product(&self.stream, &two, floats, cols)?;
             }
-            apart.iter().zip(quantised.iter().cycle()).try_for_each(|((w, out), columns)| {
+            let Some(columns) = quantised.filter(|_| !apart.is_empty()) else { return Ok(()) };
+            products.pieces(&self.stream, &columns, k, cols)?;
+            apart.iter().try_for_each(|(w, out)| {
                 let (weights, sizes) = ((w.format, w.bytes), [w.rows, w.k, cols]);
-                products.product(&self.stream, weights, sizes, columns, w.scale, *out)
+                let (stream, room) = (&self.stream, self.decoded);
+                products.product_of_pieces(stream, weights, sizes, &columns, w.scale, *out, room)
             })
         };
         Ok(queue().map_err(Failed::from)?)

@@ -2,7 +2,7 @@
 
 use strata_backend::{BackendError, Buffer, MoeShape, Spec, Weight};
 
-use super::products::WIDE;
+use super::wide::WIDE;
 use super::{OpError, module};
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
