@@ -34,6 +34,22 @@ struct Barrier {
             "l"(from), "r"(bytes), "r"(shared_at(&state))
             : "memory");
     }
+    /// By its address: whether it's the phase's end.
+    __device__ static bool reached(SharedAddress at, uint32_t phase) {
+        uint32_t reached;
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                     : "=r"(reached)
+                     : "r"(at), "r"(phase)
+                     : "memory");
+        return reached != 0;
+    }
+    /// By its address, which may be 0 for none.
+    __device__ static void tell_at(SharedAddress at, int lane) {
+        __syncwarp();
+        asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared.b64 _, [%0];}" ::"r"(at),
+                     "r"(lane == 0 && at != 0 ? 1 : 0)
+                     : "memory");
+    }
     __device__ void wait(uint32_t phase) {
         asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again;}" ::"r"(
                          shared_at(&state)),

@@ -11,6 +11,7 @@
 // adds the other, without regard to where a chunk ends.
 #pragma once
 
+#include <cstddef>
 #include <type_traits>
 
 #include "matrix.cuh"
@@ -70,6 +71,15 @@ struct alignas(16) ScalesTwo {
     float second;
     uint32_t m;
 };
+
+__device__ inline void load_shared(ScalesOne& to, SharedAddress from) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=f"(to.d), "=r"(to.s) : "r"(from));
+}
+__device__ inline void load_shared(ScalesTwo& to, SharedAddress from) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(to.d), "=r"(to.s), "=f"(to.second), "=r"(to.m)
+                 : "r"(from));
+}
 
 /// Rows of a chunk, decoded.
 template <class K>
@@ -159,6 +169,23 @@ struct Multiplier {
     /// Warps that multiply.
     static constexpr int WARPS = 8;
 
+    using Scales = typename Decoded<K>::Scales;
+
+    /// A unit of 16 rows as it lies in shared memory. A lane has four consecutive weights of rows `lane / 4` and 8
+    /// more, of the first 16 and of the others.
+    struct Fetched {
+        uint32_t w[4];
+        Scales scales[2];
+
+        __device__ void fetch(SharedAddress weights, SharedAddress first_scales) {
+            load_matrices(w, weights);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                load_shared(scales[r], first_scales + r * 8 * int(sizeof(Scales)));
+            }
+        }
+    };
+
     /// A unit's weights of 16 rows, times their sub-scales, as the matrix instruction wants them: the unit's halves.
     /// What f16 can't hold of the products is in `rest`. A lane has rows `lane / 4` and 8 more.
     struct Weights {
@@ -174,14 +201,12 @@ struct Multiplier {
             }
         }
 
-        __device__ void load(const Chunk<K>& chunk, int part, int row, int lane) {
-            // Rows 0..8 and 8..16 of the first 16 bytes, then of the others: a lane has four consecutive ones each
-            // time.
-            uint32_t w[4];
-            load_matrices(w, chunk.rows.piece(row + lane % 16, part * 2 + lane / 16));
+        /// Takes what was fetched.
+        __device__ void take(const Fetched& from) {
+            const uint32_t(&w)[4] = from.w;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const auto scales = chunk.rows.scales[part][row + lane / 4 + 8 * r];
+                const Scales scales = from.scales[r];
                 d[r] = scales.d;
                 if constexpr (K::SECOND) {
                     second[r] = scales.second, m[r] = scales.m;
@@ -242,25 +267,37 @@ struct Multiplier {
                                 int lane) {
         constexpr int STEPS = CHUNK * (K::SECOND ? 2 : 1), TERMS = K::SECOND ? 2 : 1;
         constexpr int SEGMENT_CHUNKS = SEGMENT / CHUNK;
-        const int row = warp * 16;
+        const int row = warp * 16, own_row = row + lane % 16;
         const uint32_t scales_at = whole_sixteens(tile.cols);
-        float sum[2][N / 2] = {}, c[2][N / 2];
+        float sum[2][N / 2] = {}, c[2][N / 2], last_c[N / 2];
         Weights weights[CHUNK];
+        Fetched fetched;
+        // To find a place in shared memory anew costs more than to keep it.
+        const SharedAddress chunks_at = kept(shared_at(ring.chunks)), filled = kept(shared_at(ring.filled)),
+                            emptied = kept(shared_at(ring.emptied)), zeros = shared_at(ring.zeros);
+        const uint32_t own_weights = offsetof(Chunk<K>, rows) + own_row * (CHUNK * 32) +
+                                     Decoded<K>::place(own_row, lane / 16) * 16,
+                       own_scales = offsetof(Chunk<K>, rows) + offsetof(Decoded<K>, scales) +
+                                    (row + lane / 4) * sizeof(Scales),
+                       own_d_a = scales_at * (CHUNK * 64) + lane % 4 * 16;
+        auto place = [&](int chunk) { return chunks_at + chunk * int(sizeof(Chunk<K>)); };
+        auto fetch = [&](SharedAddress chunk, int part) {
+            fetched.fetch(chunk + (own_weights ^ part * 32), chunk + own_scales + part * Decoded<K>::ROWS * int(sizeof(Scales)));
+        };
         // Shared memory's address in 16 bytes; 1,024 bytes from one group of 8 columns to the next; parts swizzled over
         // 128 bytes.
-        auto describe = [](const Chunk<K>& chunk) {
-            return uint64_t(shared_at(chunk.columns) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+        auto describe = [](SharedAddress chunk) {
+            return uint64_t(chunk >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
         };
-        auto add_half = [&](auto all, int n, const Weights& w, int term, const float* d_a, auto wait) {
+        auto add_half = [&](auto all, int n, const float(&of)[N / 2], const Weights& w, int term, SharedAddress d_a, auto wait) {
             const float d[2] = {term == 0 ? w.d[0] : w.second[0], term == 0 ? w.d[1] : w.second[K::SECOND]};
-            // The first are there when the products are.
-            float4 by[2];
+            float4 by[N / 16];
 #pragma unroll
-            for (int i = 0; i < 2 && i < N / 16; i++) {
-                by[i] = *reinterpret_cast<const float4*>(d_a + n * N + i * 16);
+            for (int i = 0; i < N / 16; i++) {
+                load_shared(by[i], d_a + (n * N + i * 16) * 4);
             }
             wait();
-            add<N, decltype(all)::value>(c[n], d, by, d_a + n * N, tile.cols - n * N, sum[n]);
+            add<N, decltype(all)::value>(of, d, by, tile.cols - n * N, sum[n]);
         };
         auto nothing = [] {};
         constexpr std::integral_constant<bool, ALL> some{};
@@ -268,53 +305,66 @@ struct Multiplier {
         // The last products of a chunk are added when the first of the next have been started: the compiler wants none
         // to be on their way where a loop starts again. Before a segment's first chunk zeros take their place.
         ring.filled[turn.chunk].wait(turn.phase);
-        weights[0].load(ring.chunks[turn.chunk], 0, row, lane);
+        fetch(place(turn.chunk), 0);
+        weights[0].take(fetched);
 #pragma unroll 1
         for (int from = 0; from < chunks; from += SEGMENT_CHUNKS) {
-            const float* last_scales = ring.zeros;
-            Barrier* last = nullptr;
+            SharedAddress last_d_a = zeros, last = 0;
             weights[1].none();
 #pragma unroll
             for (int j = 0; j < N / 2; j++) {
-                c[1][j] = 0.0f;
+                last_c[j] = 0.0f;
             }
 #pragma unroll 1
             for (int i = from; i < min(from + SEGMENT_CHUNKS, chunks); i++) {
-                const Chunk<K>& chunk = ring.chunks[turn.chunk];
+                const SharedAddress chunk = place(turn.chunk), d_a = chunk + own_d_a;
                 const uint64_t columns = describe(chunk);
-                const float* d_a =
-                    reinterpret_cast<const float*>(chunk.columns) + scales_at * (CHUNK * 16) + lane % 4 * 4;
+                const bool more = i + 1 < chunks;
                 weights[0].start(c[0], columns, 0);
-                add_half(every, 1, weights[1], TERMS - 1, last_scales, nothing);
-                if (last != nullptr) {
-                    last->tell(lane);
-                }
+                add_half(every, 1, last_c, weights[1], TERMS - 1, last_d_a, nothing);
+                Barrier::tell_at(last, lane);
                 weights[0].start(c[1], columns + N * 8, 0);
-                last = &ring.emptied[turn.chunk], last_scales = d_a + (CHUNK - 1) * scales_at;
+                last = emptied + turn.chunk * 8, last_d_a = d_a + (CHUNK - 1) * scales_at * 4;
                 turn.next();
+                const bool there = Barrier::reached(filled + turn.chunk * 8, turn.phase);
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
                     const bool end = step + 1 == STEPS;
                     const int part = step / TERMS, term = step % TERMS, next = step + 1;
+                    const SharedAddress here = d_a + part * scales_at * 4;
                     if (step == TERMS - 1) {
-                        weights[1].load(chunk, 1, row, lane);
+                        fetch(chunk, 1);
                     }
-                    if (end && i + 1 < chunks) {
-                        ring.filled[turn.chunk].wait(turn.phase);
-                        weights[0].load(ring.chunks[turn.chunk], 0, row, lane);
+                    add_half(some, 0, c[0], weights[part], term, here, [&] { multiplied<1>(c[0]); });
+                    if (step == TERMS - 1) {
+                        weights[1].take(fetched);
                     }
-                    add_half(some, 0, weights[part], term, d_a + part * scales_at, [&] { multiplied<1>(c[0]); });
                     if (end) {
+                        // A branch here also keeps what was added in front of the next wait.
+                        if (more) {
+                            weights[0].take(fetched);
+                        }
                         multiplied<0>(c[1]);
+#pragma unroll
+                        for (int j = 0; j < N / 2; j++) {
+                            asm volatile("mov.b32 %0, %1;" : "=f"(last_c[j]) : "f"(c[1][j]));
+                        }
                     } else {
+                        const bool before_end = step + 2 == STEPS;
                         weights[next / TERMS].start(c[0], columns + next / TERMS * 4, next % TERMS);
-                        add_half(some, 1, weights[part], term, d_a + part * scales_at, [&] { multiplied<1>(c[1]); });
+                        if (before_end && more) {
+                            if (!there) {
+                                ring.filled[turn.chunk].wait(turn.phase);
+                            }
+                            fetch(place(turn.chunk), 0);
+                        }
+                        add_half(some, 1, c[1], weights[part], term, here, [&] { multiplied<1>(c[1]); });
                         weights[next / TERMS].start(c[1], columns + N * 8 + next / TERMS * 4, next % TERMS);
                     }
                 }
             }
-            add_half(every, 1, weights[1], TERMS - 1, last_scales, nothing);
-            last->tell(lane);
+            add_half(every, 1, last_c, weights[1], TERMS - 1, last_d_a, nothing);
+            Barrier::tell_at(last, lane);
             put<N>(tile, stride, from == 0, from + SEGMENT_CHUNKS >= chunks, row + lane / 4, lane % 4 * 2, sum);
         }
     }
@@ -322,17 +372,13 @@ struct Multiplier {
    private:
     /// Integers times scales, of the columns that are there.
     template <int N, bool ALL>
-    __device__ static void add(const float (&c)[N / 2], const float (&d)[2], float4 (&by)[2], const float* d_a,
-                               int cols, float (&sum)[N / 2]) {
+    __device__ static void add(const float (&c)[N / 2], const float (&d)[2], const float4 (&by)[N / 16], int cols,
+                               float (&sum)[N / 2]) {
 #pragma unroll
         for (int i = 0; i < N / 16; i++) {
-            const float4 now = by[i % 2];
-            if (i + 2 < N / 16) {
-                by[i % 2] = *reinterpret_cast<const float4*>(d_a + (i + 2) * 16);
-            }
             // 16 columns: the same for all threads.
             if (ALL || i < N / 16 - 2 || i * 16 < cols) {
-                const float four[4] = {now.x, now.y, now.z, now.w};
+                const float four[4] = {by[i].x, by[i].y, by[i].z, by[i].w};
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
                     sum[i * 8 + j] = fma(c[i * 8 + j], d[j / 2 % 2] * four[j / 4 * 2 + j % 2], sum[i * 8 + j]);

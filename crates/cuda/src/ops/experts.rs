@@ -214,9 +214,11 @@ impl CudaBackend {
             self.unit_pieces(&[&gate, &up], &input, room.pieces)?;
             self.grouped(&gate, &input, room.gate, room.pieces)?;
             self.grouped(&up, &input, room.up, room.pieces)?;
-            self.swiglu(&room.hidden, room.up, moe.width, !w.down.is_float())?;
+            if !self.hidden_pieces(&down, &room)? {
+                self.swiglu(&room.hidden, room.up, moe.width, !w.down.is_float())?;
+                self.unit_pieces(&[&down], &room.hidden, room.pieces)?;
+            }
         }
-        self.unit_pieces(&[&down], &room.hidden, room.pieces)?;
         self.grouped(&down, &room.hidden, self.routing.products, room.pieces)?;
         // Which experts a window uses is known on the device only: the most that it can be.
         Ok((rows * moe.used).min(moe.experts) * slots.stride)
@@ -286,6 +288,32 @@ impl CudaBackend {
         Ok(true)
     }
 
+    /// Leaves the hidden values in pieces, as the products with `down` want them; whether they do.
+    fn hidden_pieces(&self, down: &Product, room: &Room) -> Result<bool, BackendError> {
+        let (moe, rows) = (self.spec.shape.moe, self.routing.rows);
+        let pieces = tile(&moe, rows) != FEW_PLACES && self.kernels.products.in_pieces();
+        if down.format.is_float() || !pieces || !moe.width.is_multiple_of(32) {
+            return Ok(false);
+        }
+        let (many, both) = (&self.kernels.products.many, [room.gate, room.up]);
+        let made = many.hidden_pieces(&self.stream, both, moe.width, self.units(0), room.pieces);
+        made.map_err(Failed::from)?;
+        Ok(true)
+    }
+
+    /// The routing's units, whose places' columns are named by `order`.
+    fn units(&self, order: u64) -> Units {
+        let (moe, rows) = (self.spec.shape.moe, self.routing.rows);
+        let routing = self.routing.params(&moe);
+        Units {
+            order,
+            first: routing.unit_first,
+            places: routing.unit_places,
+            count: routing.units,
+            most: most_units(&moe, rows),
+        }
+    }
+
     /// Leaves the units' columns in pieces, if one of these products, of the same columns, wants that.
     fn unit_pieces(
         &self,
@@ -299,14 +327,8 @@ impl CudaBackend {
         if tile(&moe, rows) == FEW_PLACES || !self.kernels.products.in_pieces() {
             return Ok(());
         }
-        let routing = self.routing.params(&moe);
-        let units = Units {
-            order: if products[0].by_row { routing.order } else { 0 },
-            first: routing.unit_first,
-            places: routing.unit_places,
-            count: routing.units,
-            most: most_units(&moe, rows),
-        };
+        let order = if products[0].by_row { self.routing.params(&moe).order } else { 0 };
+        let units = self.units(order);
         let sizes = [input.k(), rows * moe.used];
         let made = self.kernels.products.many.pieces(&self.stream, columns, sizes, Some(units), to);
         Ok(made.map_err(Failed::from)?)

@@ -102,6 +102,8 @@ pub(crate) struct Mixers {
     norm: Kernel<NormParams>,
     gates: Kernel<GatesParams>,
     mix: Kernel<MixParams>,
+    /// The same for rows of whole units.
+    mix_many: Kernel<MixParams>,
     write: Kernel<WriteParams>,
     narrow: Kernel<NarrowParams>,
 }
@@ -113,6 +115,7 @@ impl Mixers {
             norm: module.kernel("strata_norm")?.early(),
             gates: module.kernel("strata_mixer_gates")?,
             mix: module.kernel("strata_mix")?,
+            mix_many: super::module(context, "wide")?.kernel("strata_mix_many")?,
             write: module.kernel("strata_write")?.early(),
             narrow: module.dynamic_kernel("strata_narrow")?.early(),
         })
@@ -220,7 +223,7 @@ impl CudaBackend {
             (Some(w), Some(to)) => Some((self.weights.matrix(w, streams, wide)?, to)),
             _ => None,
         };
-        let Mixers { norm, gates, mix, narrow, .. } = &self.kernels.mixers;
+        let Mixers { norm, gates, mix, mix_many, narrow, .. } = &self.kernels.mixers;
         let left = self.left.take().map_or_else(Write::default, |left| left.write());
         let target = room.wide.target(any_blocks(&[down]) && d <= STAGED, d);
         let groups = room.normed.len() / d;
@@ -295,9 +298,12 @@ impl CudaBackend {
             width: d as u32,
             padding: 0,
         };
+        let (mix, p, count) = match d.is_multiple_of(32) {
+            true => (mix_many, MixParams { count: p.count / 4, width: p.width / 4, ..p }, u.floats().len() / 4),
+            false => (mix, p, u.floats().len()),
+        };
         // SAFETY: `u` has a row for each of `gates` and `normed`, as `Room` made them.
-        unsafe { mix.launch(&self.stream, Grid::threads(u.floats().len(), 256), &p) }
-            .map_err(Failed::from)?;
+        unsafe { mix.launch(&self.stream, Grid::threads(count, 256), &p) }.map_err(Failed::from)?;
         self.settle(u, p.quantised, wanted)?;
         Ok(read)
     }

@@ -69,6 +69,20 @@ struct AddSegmentsParams {
     segments: u32,
 }
 
+/// A routing's `silu(gate) * up`, in pieces.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HiddenPiecesParams {
+    gate: u64,
+    up: u64,
+    out: u64,
+    unit_first: u64,
+    unit_places: u64,
+    count: u64,
+    units: u32,
+    padding: u32,
+}
+
 /// Whose columns a routing's units have: all addresses on the device.
 #[derive(Clone, Copy)]
 pub(crate) struct Units {
@@ -103,6 +117,7 @@ struct OfFormat {
 /// The kernels.
 pub(crate) struct Wide {
     pieces: Kernel<PiecesParams>,
+    hidden: Kernel<HiddenPiecesParams>,
     add_segments: Kernel<AddSegmentsParams>,
     decoded: Vec<Kernel<DecodedParams>>,
     formats: Vec<OfFormat>,
@@ -122,6 +137,7 @@ impl Wide {
         let decoded = KINDS.iter().map(|kind| module.kernel(&format!("strata_decoded_{kind}")));
         Ok(Wide {
             pieces: module.kernel("strata_pieces")?,
+            hidden: module.kernel("strata_hidden_pieces")?,
             add_segments: module.kernel("strata_add_segments")?,
             decoded: decoded.collect::<Result<_, _>>()?,
             formats: blocks.map(of).collect::<Result<_, _>>()?,
@@ -159,6 +175,34 @@ impl Wide {
         let blocks = [(k / 32).div_ceil(CHUNK) as u32, tiles as u32, 1];
         // SAFETY: the sizes were compared above; a routing's units name columns that are there.
         unsafe { self.pieces.launch(stream, Grid { blocks, threads: 256 }, &p) }
+    }
+
+    /// Leaves `silu(gate) * up` of a routing's places, `k` values each, in pieces.
+    ///
+    /// # Panics
+    /// If there is no room for them.
+    pub(crate) fn hidden_pieces(
+        &self,
+        stream: &Stream,
+        [gate, up]: [DeviceSlice<f32>; 2],
+        k: usize,
+        units: Units,
+        to: DeviceSlice<u8>,
+    ) -> Result<(), DriverError> {
+        assert!(unit_piece_bytes(k, gate.len() / k, units.most) <= to.len() && gate.len() == up.len());
+        let p = HiddenPiecesParams {
+            gate: gate.address(),
+            up: up.address(),
+            out: to.address(),
+            unit_first: units.first,
+            unit_places: units.places,
+            count: units.count,
+            units: (k / 32) as u32,
+            padding: 0,
+        };
+        let blocks = [(k / 32).div_ceil(CHUNK) as u32, units.most as u32, 1];
+        // SAFETY: the sizes were compared above, and a routing's places are rows of both.
+        unsafe { self.hidden.launch(stream, Grid { blocks, threads: 256 }, &p) }
     }
 
     /// Multiplies a matrix with columns whose pieces are made, decoding it into `room`; whether there are enough columns and room for that.
