@@ -282,14 +282,16 @@ struct Multiplier {
                        own_d_a = scales_at * (CHUNK * 64) + lane % 4 * 16;
         auto place = [&](int chunk) { return chunks_at + chunk * int(sizeof(Chunk<K>)); };
         auto fetch = [&](SharedAddress chunk, int part) {
-            fetched.fetch(chunk + (own_weights ^ part * 32), chunk + own_scales + part * Decoded<K>::ROWS * int(sizeof(Scales)));
+            fetched.fetch(chunk + (own_weights ^ part * 32),
+                          chunk + own_scales + part * Decoded<K>::ROWS * int(sizeof(Scales)));
         };
         // Shared memory's address in 16 bytes; 1,024 bytes from one group of 8 columns to the next; parts swizzled over
         // 128 bytes.
         auto describe = [](SharedAddress chunk) {
             return uint64_t(chunk >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
         };
-        auto add_half = [&](auto all, int n, const float(&of)[N / 2], const Weights& w, int term, SharedAddress d_a, auto wait) {
+        auto add_half = [&](auto all, int n, const float(&of)[N / 2], const Weights& w, int term, SharedAddress d_a,
+                            auto wait) {
             const float d[2] = {term == 0 ? w.d[0] : w.second[0], term == 0 ? w.d[1] : w.second[K::SECOND]};
             float4 by[N / 16];
 #pragma unroll
@@ -302,8 +304,9 @@ struct Multiplier {
         auto nothing = [] {};
         constexpr std::integral_constant<bool, ALL> some{};
         constexpr std::true_type every{};
-        // The last products of a chunk are added when the first of the next have been started: the compiler wants none
-        // to be on their way where a loop starts again. Before a segment's first chunk zeros take their place.
+        // The last products of a chunk are added when the first of the next have been started, from registers of their
+        // own: where a loop starts again the compiler wants none to be on their way, and would put the instructions in
+        // sequence. Before a segment's first chunk zeros take their place.
         ring.filled[turn.chunk].wait(turn.phase);
         fetch(place(turn.chunk), 0);
         weights[0].take(fetched);

@@ -1,4 +1,5 @@
-// Dense products with so many columns that the rows are decoded before, once; and columns in pieces.
+// Prompts on Hopper: dense products with so many columns that the rows are decoded before, once; columns in pieces; and
+// what mixers and experts do between products.
 #include "decoded.cuh"
 
 namespace strata {
@@ -43,7 +44,8 @@ struct HiddenPiecesParams {
 
 /// `silu(gate) * up` of a routing's places, in pieces. Eight threads have a unit of a column. Grid: chunks, units of the
 /// routing.
-extern "C" __global__ void __launch_bounds__(256) strata_hidden_pieces(const __grid_constant__ HiddenPiecesParams p) {
+extern "C" __global__ void __launch_bounds__(256)
+    strata_hidden_pieces(const __grid_constant__ HiddenPiecesParams p) {
     const uint32_t number = blockIdx.y, chunk = blockIdx.x;
     if (number >= *p.count) {
         return;
@@ -57,7 +59,8 @@ extern "C" __global__ void __launch_bounds__(256) strata_hidden_pieces(const __g
         float4 hidden = {};
         if (c < cols && unit < p.units) {
             const size_t at = (size_t(first + c) * p.units + unit) * 8 + eighth;
-            const float4 gate = reinterpret_cast<const float4*>(p.gate)[at], up = reinterpret_cast<const float4*>(p.up)[at];
+            const float4 gate = reinterpret_cast<const float4*>(p.gate)[at],
+                         up = reinterpret_cast<const float4*>(p.up)[at];
             hidden = {swiglu(gate.x, up.x), swiglu(gate.y, up.y), swiglu(gate.z, up.z), swiglu(gate.w, up.w)};
         }
         const float four[4] = {hidden.x, hidden.y, hidden.z, hidden.w};

@@ -67,7 +67,6 @@ impl Input {
         self.quantised.as_ref()
     }
 
-
     /// Where whoever computes the values leaves them quantised, if any of these matrices wants that. `run` is how many consecutive values
     /// a warp has together; where that is no multiple of 32 they are quantised afterwards.
     pub(crate) fn target(&self, wanted: bool, run: usize) -> Target {

@@ -299,7 +299,9 @@ impl CudaBackend {
             padding: 0,
         };
         let (mix, p, count) = match d.is_multiple_of(32) {
-            true => (mix_many, MixParams { count: p.count / 4, width: p.width / 4, ..p }, u.floats().len() / 4),
+            true => {
+                (mix_many, MixParams { count: p.count / 4, width: p.width / 4, ..p }, u.floats().len() / 4)
+            }
             false => (mix, p, u.floats().len()),
         };
         // SAFETY: `u` has a row for each of `gates` and `normed`, as `Room` made them.

@@ -152,7 +152,13 @@ impl Products {
     }
 
     /// Leaves `cols` quantised columns of `k` values in pieces, if a product with them wants that.
-    pub(crate) fn pieces(&self, stream: &Stream, x: &Columns, k: usize, cols: usize) -> Result<(), DriverError> {
+    pub(crate) fn pieces(
+        &self,
+        stream: &Stream,
+        x: &Columns,
+        k: usize,
+        cols: usize,
+    ) -> Result<(), DriverError> {
         match cols > FEW && self.in_pieces() {
             true => self.many.pieces(stream, x, [k, cols], None, x.pieces),
             false => Ok(()),
