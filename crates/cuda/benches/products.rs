@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let pattern: Vec<u8> =
             (0..weights.slice::<u8>().len()).map(|i| (i * 37 % 251) as u8 & 0x3f).collect();
         stream.upload(&pattern, weights.slice())?;
-        for cols in [1, 8, 64, 80, 128, 512] {
+        for cols in [1, 8, 64, 80, 128, 512, 4096] {
             let memory = DeviceMemory::new(&context, Columns::bytes_for(K, cols))?;
             let columns = Columns::new(&memory, K, cols);
             let x: Vec<f32> = (0..K * cols).map(|i| (i * 31 % 97) as f32 - 48.0).collect();
@@ -35,6 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             stream.upload(&x, input.slice())?;
             products.quantise(&stream, input.slice(), &columns)?;
             let out = DeviceMemory::new(&context, 4 * rows * cols)?;
+            let room = DeviceMemory::new(&context, 40 << 20)?;
             let (start, end) = (Event::new(&context)?, Event::new(&context)?);
             let run = || {
                 products.product(
@@ -44,6 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     &columns,
                     None,
                     out.slice(),
+                    room.slice(),
                 )
             };
             run()?;

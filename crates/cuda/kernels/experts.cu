@@ -25,8 +25,8 @@ struct GroupedParams {
     const uint32_t* unit_places;
     const uint32_t* units;
     uint32_t rows, k;
-    /// See `ProductParams`.
-    const uint16_t* halves;
+    /// See `ProductParams`; a unit's start at `first_piece`.
+    const uint8_t* pieces;
 };
 
 constexpr int THREADS = 128;
@@ -41,7 +41,7 @@ __device__ void grouped_wide(const GroupedParams& p) {
     extern __shared__ __align__(1024) uint8_t aligned[];
     const uint32_t tall = (p.rows + Wide<F>::ROWS - 1) / Wide<F>::ROWS, tiles = tall * *p.units;
     const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
-    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.halves, p.k / 32, p.rows,
+    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.k / 32, p.rows,
                  [&](uint32_t number) {
                      if (number >= tiles) {
                          return Tile{};
@@ -49,6 +49,7 @@ __device__ void grouped_wide(const GroupedParams& p) {
                      const uint32_t unit = number / tall, first = number % tall * Wide<F>::ROWS;
                      const uint32_t expert = p.unit_expert[unit], place = p.unit_first[unit];
                      return Tile{reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + first * row_bytes,
+                                 p.pieces + first_piece(place, unit) * COLUMN_BYTES * chunks_of(p.k / 32),
                                  p.order == nullptr ? nullptr : p.order + place,
                                  place,
                                  p.out + size_t(place) * p.rows + first,

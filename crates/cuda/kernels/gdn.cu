@@ -345,9 +345,20 @@ __device__ inline void gated_norm(const GatedNormParams& p, const float* o, cons
 /// In place, for all rows and heads, a warp each.
 extern "C" __global__ void __launch_bounds__(128) strata_gated_norm(const __grid_constant__ GatedNormParams p) {
     const uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-    if (warp < p.count) {
+    const int lane = threadIdx.x % WARP;
+    if (warp < p.count && p.dim == 4 * WARP && p.quantised.q != nullptr) {
+        // Four consecutive values a lane, quantised together.
+        const uint64_t at = uint64_t(warp) * p.dim + 4 * lane;
+        const float4 z = *reinterpret_cast<const float4*>(p.z + at),
+                     gamma = *reinterpret_cast<const float4*>(p.gamma + 4 * lane),
+                     o = *reinterpret_cast<const float4*>(p.o + at);
+        const float scale = rms_scale(p.o + at - 4 * lane, p.dim, p.eps, lane);
+        const float four[4] = {o.x * scale * gamma.x * sigmoid(z.x), o.y * scale * gamma.y * sigmoid(z.y),
+                               o.z * scale * gamma.z * sigmoid(z.z), o.w * scale * gamma.w * sigmoid(z.w)};
+        p.quantised.put_several(four, at);
+    } else if (warp < p.count) {
         const uint64_t at = uint64_t(warp) * p.dim;
-        gated_norm(p, p.o + at, p.gamma, p.z + at, at, threadIdx.x % WARP, 0, 1);
+        gated_norm(p, p.o + at, p.gamma, p.z + at, at, lane, 0, 1);
     }
 }
 

@@ -76,8 +76,7 @@ struct Many {
     /// Multiplies the tiles `tiles(i)`, `i` from the block's number on in steps of the grid, up to the first without
     /// rows.
     template <class Tiles>
-    __device__ static void run(Shared& shared, const Columns& x, const uint16_t*, int units, size_t stride,
-                               Tiles tiles) {
+    __device__ static void run(Shared& shared, const Columns& x, int units, size_t stride, Tiles tiles) {
         for (int i = threadIdx.x; i < F::GRID; i += THREADS) {
             shared.grid[i] = F::codebook()[i];
         }

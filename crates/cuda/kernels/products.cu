@@ -27,24 +27,6 @@ extern "C" __global__ void __launch_bounds__(256) strata_quantise(const __grid_c
     }
 }
 
-struct WidenParams {
-    const uint4* q;
-    uint4* halves;
-    /// 16 values each.
-    uint64_t count;
-};
-
-/// Quantised values as f16, in an order of their own.
-extern "C" __global__ void __launch_bounds__(256) strata_widen(const __grid_constant__ WidenParams p) {
-    const uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < p.count) {
-        uint4 halves[2];
-        widen(p.q[i], halves);
-        p.halves[2 * i] = halves[0];
-        p.halves[2 * i + 1] = halves[1];
-    }
-}
-
 struct ProductParams {
     const uint8_t* weights;
     Columns x;
@@ -53,9 +35,9 @@ struct ProductParams {
     /// What finished sums are multiplied with, or null.
     const float* scale;
     uint32_t rows, cols, k;
-    /// The columns' values as f16, `[cols][k]`, as `strata_widen` leaves them; where kernels for many columns are
-    /// compiled for 512 threads.
-    const uint16_t* halves;
+    /// The columns in pieces, as `strata_pieces` leaves them; where kernels for many columns are compiled for 512
+    /// threads.
+    const uint8_t* pieces;
 };
 
 template <class F>
@@ -64,13 +46,14 @@ __device__ void wide(const ProductParams& p) {
     const uint32_t tall = (p.rows + Wide<F>::ROWS - 1) / Wide<F>::ROWS;
     const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
     const float scale = p.scale == nullptr ? 1.0f : *p.scale;
-    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.halves, p.k / 32, p.rows,
+    Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.k / 32, p.rows,
                  [&](uint32_t number) {
                      const uint32_t first = number % tall * Wide<F>::ROWS, col = number / tall * Wide<F>::COLS;
                      if (col >= p.cols) {
                          return Tile{};
                      }
                      return Tile{p.weights + first * row_bytes,
+                                 p.pieces + size_t(col) * COLUMN_BYTES * chunks_of(p.k / 32),
                                  nullptr,
                                  col,
                                  p.out + size_t(col) * p.rows + first,

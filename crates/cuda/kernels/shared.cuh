@@ -18,12 +18,24 @@ __device__ inline void load_shared(uint16_t& to, SharedAddress from) {
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(to) : "r"(from));
 }
 
+__device__ inline void load_shared(float4& to, SharedAddress from) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(to.x), "=f"(to.y), "=f"(to.z), "=f"(to.w)
+                 : "r"(from));
+}
+/// An address that the compiler shall not find anew.
+__device__ inline SharedAddress kept(SharedAddress at) {
+    asm volatile("" : "+r"(at));
+    return at;
+}
+
 /// Four matrices of eight rows of 16 bytes; lane `i` says where row `i % 8` of matrix `i / 8` is.
-__device__ inline void load_matrices(uint32_t (&to)[4], const void* row) {
+__device__ inline void load_matrices(uint32_t (&to)[4], SharedAddress row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(shared_at(row)));
+                 : "r"(row));
 }
+__device__ inline void load_matrices(uint32_t (&to)[4], const void* row) { load_matrices(to, shared_at(row)); }
 
 /// Starts a copy of `BYTES`, 4 or 16.
 template <int BYTES>

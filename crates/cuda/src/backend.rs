@@ -82,7 +82,7 @@ impl Build for Cuda {
         spec.shape.qsa.as_ref().map_or(Ok(()), ops::check_attention)?;
         spec.shape.gdn.as_ref().map_or(Ok(()), ops::check_gdn)?;
         ops::check_routing(&spec.shape.moe)?;
-        Ok(memory::describe(spec, weights, experts, plan))
+        Ok(memory::describe(spec, weights, experts, plan, self.kernels.products.in_pieces()))
     }
 
     fn build(
@@ -120,6 +120,8 @@ pub(crate) struct CudaBackend {
     /// A mixer's output, quantised; and the address of the buffer that it is of, while it is.
     pub(crate) mixed: Option<Columns>,
     pub(crate) fresh: Option<u64>,
+    /// Room for decoded rows.
+    pub(crate) decoded: DeviceSlice<u8>,
     /// A mixer's write that is queued with the next norm.
     pub(crate) left: Option<Left>,
     /// What is left to do of one row's experts.
@@ -186,12 +188,12 @@ impl CudaBackend {
         let routing = Routing::new(&spec, &mut kept);
         routing.start(&stream).map_err(failed)?;
         Ok(CudaBackend {
-            kernels,
             weights,
             state,
             inputs,
             routing,
             mixed: ops::mixed(&spec, &mut kept),
+            decoded: ops::decoded(&spec, kernels.products.in_pieces(), &mut kept),
             kept,
             side: Stream::new(&context).map_err(failed)?,
             start_of_side: Event::new(&context).map_err(failed)?,
@@ -215,6 +217,7 @@ impl CudaBackend {
             stream,
             free,
             context,
+            kernels,
             spec,
             _memory: memory,
         })

@@ -23,12 +23,13 @@ pub struct Described {
     pub(crate) bytes: usize,
 }
 
-/// Lays everything out.
+/// Lays everything out, for a GPU that takes columns in pieces or not.
 pub(crate) fn describe(
     spec: &Spec,
     weights: &[WeightData],
     experts: &[(u16, LayerSource)],
     plan: &mut Plan,
+    in_pieces: bool,
 ) -> Described {
     let weights = WeightRegions::describe(spec, weights, experts, plan);
     let layers = (0..spec.layers.len()).map(|index| LayerRegions::describe(spec, index, plan)).collect();
@@ -43,7 +44,7 @@ pub(crate) fn describe(
         buffers,
         layers,
         inputs,
-        kept: plan.device(Category::Scratch, "routing and products", ops::kept_bytes(spec)),
+        kept: plan.device(Category::Scratch, "routing and products", ops::kept_bytes(spec, in_pieces)),
         rope: plan.device(Category::Scratch, "rotary table", rope),
         scratch: plan.device(Category::Scratch, "ops", ops::scratch_bytes(spec)),
         bytes: plan.device_bytes(),

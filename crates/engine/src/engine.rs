@@ -339,7 +339,7 @@ impl Engine {
         wants: Wants,
         sink: &mut LogitSink<'_>,
     ) -> Result<(), EngineError> {
-        while flight.advance_in_pace(&self.graph, &self.lookup, &mut self.machine)? {
+        while flight.advance_in_pace(&self.graph, &mut self.lookup, &mut self.machine)? {
             if self.sequence(flight.slots[0]).canceller.is_cancelled() {
                 return Err(EngineError::Cancelled);
             }
@@ -402,7 +402,7 @@ impl Engine {
             window.push(SeqSlot(slot as u32), self.sequence(slot).tokens.len(), tokens);
         }
         let histories = parts.iter().map(|&(slot, tokens)| (held(&self.sequences, slot), tokens));
-        self.lookup.read(&self.model, lane, histories)?;
+        self.lookup.ask(&self.model, lane, histories);
         let slots = parts.iter().map(|&(slot, _)| slot).collect();
         let x = match lane {
             Lane::Prompt => self.buffers.prompt,
@@ -497,7 +497,7 @@ impl Engine {
         let parts: Vec<(usize, &[u32])> = tokens.iter().map(|(slot, token)| (*slot, &token[..])).collect();
         let done = self.take_off(&parts, Lane::Decode).and_then(|mut flight| {
             self.in_step(|engine| {
-                while flight.advance(&engine.graph, &engine.lookup, &mut engine.machine)? {}
+                while flight.advance(&engine.graph, &mut engine.lookup, &mut engine.machine)? {}
                 engine.finish(flight, events)
             })
         });
@@ -530,7 +530,7 @@ impl Engine {
                 self.abort(flight);
                 return self.drop_cancelled(events);
             }
-            match flight.advance_in_pace(&self.graph, &self.lookup, &mut self.machine) {
+            match flight.advance_in_pace(&self.graph, &mut self.lookup, &mut self.machine) {
                 Ok(true) => {
                     let waiting = self
                         .sequences

@@ -69,16 +69,17 @@ impl Flight {
     pub fn advance(
         &mut self,
         graph: &Graph,
-        lookup: &Lookup,
+        lookup: &mut Lookup,
         machine: &mut Machine,
     ) -> Result<bool, EngineError> {
-        let run = self.run(lookup);
-        let mut submit = |op: &Op<'_>| machine.submit(op);
         if self.next_layer == 0 {
-            graph.embed(run, &mut submit)?;
+            graph.embed(self.run(lookup), &mut |op| machine.submit(op))?;
         }
         let Some(layer) = graph.layers.get(self.next_layer) else { return Ok(false) };
-        layer.forward(run, &mut submit)?;
+        if layer.ngram.is_some() {
+            lookup.read(self.lane)?;
+        }
+        layer.forward(self.run(lookup), &mut |op| machine.submit(op))?;
         self.next_layer += 1;
         Ok(self.next_layer < graph.layers.len())
     }
@@ -88,7 +89,7 @@ impl Flight {
     pub fn advance_in_pace(
         &mut self,
         graph: &Graph,
-        lookup: &Lookup,
+        lookup: &mut Lookup,
         machine: &mut Machine,
     ) -> Result<bool, EngineError> {
         let more = self.advance(graph, lookup, machine)?;

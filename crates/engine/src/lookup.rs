@@ -16,6 +16,9 @@ use crate::load::SpawnIo;
 pub(crate) struct Lookup {
     table: Option<NgramRows>,
     ids: Vec<u64>,
+    /// Per lane and n-gram block the rows' numbers; and whether they are still to be read.
+    wanted: [Vec<Vec<u64>>; 2],
+    unread: [bool; 2],
     /// Per lane and n-gram block `[tokens, heads]` rows, as stored.
     rows: [Vec<Vec<u8>>; 2],
 }
@@ -35,9 +38,11 @@ impl Lookup {
     pub fn describe(model: &Model, spec: &Spec, plan: &mut Plan) {
         let (Some(table), Some(ple)) = (&model.trunk.ngram_table, &model.hyper.ple) else { return };
         let rows = most_rows(spec, ple).into_iter().fold(0, usize::saturating_add);
-        let rows = rows.saturating_mul(table.row_bytes() * ple.hashes.len());
+        let wanted = rows.saturating_mul(ple.hashes.len());
+        let rows = wanted.saturating_mul(table.row_bytes());
         let ids = most_ids(spec, ple);
         let numbers = ids
+            .saturating_add(wanted)
             .saturating_mul(size_of::<u64>())
             .saturating_add(NgramRows::working_bytes(ids, table.row_bytes()));
         plan.item(Category::Window, "n-gram rows on the host", Place::Heap, rows as u64);
@@ -47,28 +52,46 @@ impl Lookup {
     /// Opens the model's table. `spawn` starts the thread that reads ahead, if there is a table.
     pub fn new(model: &Model, spec: &Spec, spawn: SpawnIo) -> Result<Self, EngineError> {
         let (Some(tensor), Some(ple)) = (&model.trunk.ngram_table, &model.hyper.ple) else {
-            return Ok(Lookup { table: None, ids: Vec::new(), rows: Default::default() });
+            return Ok(Lookup {
+                table: None,
+                ids: Vec::new(),
+                wanted: Default::default(),
+                unread: [false; 2],
+                rows: Default::default(),
+            });
         };
         let table = NgramRows::new(model.gguf.clone(), tensor, spawn)?;
         let block = |rows: usize| Vec::with_capacity(rows * table.row_bytes());
-        let rows = most_rows(spec, ple).map(|rows| ple.hashes.iter().map(|_| block(rows)).collect());
-        Ok(Lookup { table: Some(table), ids: Vec::with_capacity(most_ids(spec, ple)), rows })
+        let most = most_rows(spec, ple);
+        let rows = most.map(|rows| ple.hashes.iter().map(|_| block(rows)).collect());
+        let wanted = most.map(|rows| ple.hashes.iter().map(|_| Vec::with_capacity(rows)).collect());
+        let ids = Vec::with_capacity(most_ids(spec, ple));
+        Ok(Lookup { table: Some(table), ids, wanted, unread: [false; 2], rows })
     }
 
-    /// Reads the rows of every token of a lane's next window. `parts` are the sequences' tokens before the window and in it.
-    pub fn read<'t>(
+    /// Says which rows the tokens of a lane's next window want. `parts` are the sequences' tokens before the window and in it.
+    pub fn ask<'t>(
         &mut self,
         model: &Model,
         lane: Lane,
         parts: impl Iterator<Item = (&'t [u32], &'t [u32])> + Clone,
-    ) -> Result<(), EngineError> {
-        let (Some(table), Some(ple)) = (&mut self.table, &model.hyper.ple) else { return Ok(()) };
-        for (hash, rows) in ple.hashes.iter().zip(&mut self.rows[lane as usize]) {
-            self.ids.clear();
-            parts.clone().for_each(|(before, tokens)| hash.rows(before, tokens, &mut self.ids));
-            rows.resize(self.ids.len() * table.row_bytes(), 0);
-            table.read(&self.ids, rows)?;
+    ) {
+        let Some(ple) = &model.hyper.ple else { return };
+        for (hash, ids) in ple.hashes.iter().zip(&mut self.wanted[lane as usize]) {
+            ids.clear();
+            parts.clone().for_each(|(before, tokens)| hash.rows(before, tokens, ids));
         }
+        self.unread[lane as usize] = self.table.is_some();
+    }
+
+    /// Reads them, unless that was done: as late as it can be, while the backend computes what comes before.
+    pub fn read(&mut self, lane: Lane) -> Result<(), EngineError> {
+        let Some(table) = self.table.as_mut().filter(|_| self.unread[lane as usize]) else { return Ok(()) };
+        for (ids, rows) in self.wanted[lane as usize].iter().zip(&mut self.rows[lane as usize]) {
+            rows.resize(ids.len() * table.row_bytes(), 0);
+            table.read(ids, rows)?;
+        }
+        self.unread[lane as usize] = false;
         Ok(())
     }
 

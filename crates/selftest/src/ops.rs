@@ -177,6 +177,8 @@ impl Multiplies for OnGpu {
         let (weights, scale) = (self.upload(bytes)?, self.upload(&[scale])?);
         let out = DeviceMemory::new(&self.context, 4 * rows * cols)?;
         self.stream.fill(out.slice::<u8>(), 0xff)?;
+        // Some matrices don't fit in whole.
+        let room = DeviceMemory::new(&self.context, DECODED)?;
         let weights = (format, weights.slice());
         self.products.product(
             &self.stream,
@@ -185,6 +187,7 @@ impl Multiplies for OnGpu {
             &columns,
             Some(scale.slice()),
             out.slice(),
+            room.slice(),
         )?;
         Ok(self.download(out.slice())?)
     }
@@ -303,7 +306,7 @@ pub fn products(
         compare(&weights, &random.floats(k * cols), [rows, k, cols])?;
     }
     for seed in 0..4 {
-        let size @ [rows, k, cols] = [256, 2560, 100];
+        let size @ [rows, k, cols] = [256, 2560, if seed < 2 { 100 } else { 260 }];
         let mut random = Random::new(format as u64 + 1000 * seed);
         let weights = random.extremes(bytes(format, k) * rows);
         compare(&weights, &random.ends(k, cols), size)?;
@@ -311,8 +314,11 @@ pub fn products(
     Ok(found)
 }
 
+/// Bytes of room for decoded rows.
+const DECODED: usize = 2 << 20;
+
 /// Rows, columns of weights, columns of activations.
-const SIZES: [[usize; 3]; 28] = [
+const SIZES: [[usize; 3]; 31] = [
     [37, 256, 1],
     [64, 2560, 1],
     [700, 10240, 1],
@@ -340,6 +346,9 @@ const SIZES: [[usize; 3]; 28] = [
     [257, 2048, 128],
     [131, 96, 129],
     [300, 4864, 150],
+    [300, 4864, 260],
+    [130, 4128, 300],
+    [64, 10240, 257],
     // More tiles than a GPU has processors.
     [2100, 512, 1100],
 ];

@@ -6,6 +6,7 @@ use strata_quant::Format;
 use super::few::{self, Layout};
 use super::input::{Input, Target, any_blocks};
 use super::route::{FEW_PLACES, RoutingParams, most_units, tile};
+use super::wide::{Units, unit_piece_bytes};
 use super::{OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
@@ -31,7 +32,7 @@ struct GroupedParams {
     units: u64,
     rows: u32,
     k: u32,
-    halves: u64,
+    pieces: u64,
 }
 
 /// For units of a few places.
@@ -142,6 +143,8 @@ pub(crate) struct Room {
     gate: DeviceSlice<f32>,
     up: DeviceSlice<f32>,
     hidden: Input,
+    /// The columns of a product's units; those of one after the other.
+    pieces: DeviceSlice<u8>,
 }
 
 impl Room {
@@ -151,7 +154,16 @@ impl Room {
         let rows = u.len() / d;
         let pairs = rows * moe.used;
         let gate = room.take(pairs * moe.width);
-        Room { gate, up: room.take(pairs * moe.width), hidden: Input::new(gate, moe.width, pairs, room) }
+        let pieces = match tile(&moe, rows) {
+            FEW_PLACES => 0,
+            _ => unit_piece_bytes(d.max(moe.width), pairs, most_units(&moe, rows)),
+        };
+        Room {
+            gate,
+            up: room.take(pairs * moe.width),
+            hidden: Input::without_pieces(gate, moe.width, pairs, room),
+            pieces: room.take(pieces),
+        }
     }
 }
 
@@ -219,11 +231,15 @@ impl CudaBackend {
             return Ok(read);
         }
         if !self.hidden(&gate, &up, &input, &room.hidden, !w.down.is_float())? {
-            self.grouped(&gate, &input, room.gate)?;
-            self.grouped(&up, &input, room.up)?;
-            self.swiglu(&room.hidden, room.up, moe.width, !w.down.is_float())?;
+            self.unit_pieces(&[&gate, &up], &input, room.pieces)?;
+            self.grouped(&gate, &input, room.gate, room.pieces)?;
+            self.grouped(&up, &input, room.up, room.pieces)?;
+            if !self.hidden_pieces(&down, &room)? {
+                self.swiglu(&room.hidden, room.up, moe.width, !w.down.is_float())?;
+                self.unit_pieces(&[&down], &room.hidden, room.pieces)?;
+            }
         }
-        self.grouped(&down, &room.hidden, self.routing.products)?;
+        self.grouped(&down, &room.hidden, self.routing.products, room.pieces)?;
         Ok(read)
     }
 
@@ -287,7 +303,59 @@ impl CudaBackend {
         Ok(true)
     }
 
-    fn grouped(&self, product: &Product, input: &Input, out: DeviceSlice<f32>) -> Result<(), BackendError> {
+    /// Leaves the hidden values in pieces, as the products with `down` want them; whether they do.
+    fn hidden_pieces(&self, down: &Product, room: &Room) -> Result<bool, BackendError> {
+        let (moe, rows) = (self.spec.shape.moe, self.routing.rows);
+        let pieces = tile(&moe, rows) != FEW_PLACES && self.kernels.products.in_pieces();
+        if down.format.is_float() || !pieces || !moe.width.is_multiple_of(32) {
+            return Ok(false);
+        }
+        let (many, both) = (&self.kernels.products.many, [room.gate, room.up]);
+        let made = many.hidden_pieces(&self.stream, both, moe.width, self.units(0), room.pieces);
+        made.map_err(Failed::from)?;
+        Ok(true)
+    }
+
+    /// The routing's units, whose places' columns are named by `order`.
+    fn units(&self, order: u64) -> Units {
+        let (moe, rows) = (self.spec.shape.moe, self.routing.rows);
+        let routing = self.routing.params(&moe);
+        Units {
+            order,
+            first: routing.unit_first,
+            places: routing.unit_places,
+            count: routing.units,
+            most: most_units(&moe, rows),
+        }
+    }
+
+    /// Leaves the units' columns in pieces, if one of these products, of the same columns, wants that.
+    fn unit_pieces(
+        &self,
+        products: &[&Product],
+        input: &Input,
+        to: DeviceSlice<u8>,
+    ) -> Result<(), BackendError> {
+        let (moe, rows) = (self.spec.shape.moe, self.routing.rows);
+        let blocks = products.iter().any(|product| !product.format.is_float());
+        let Some(columns) = input.quantised().filter(|_| blocks) else { return Ok(()) };
+        if tile(&moe, rows) == FEW_PLACES || !self.kernels.products.in_pieces() {
+            return Ok(());
+        }
+        let order = if products[0].by_row { self.routing.params(&moe).order } else { 0 };
+        let units = self.units(order);
+        let sizes = [input.k(), rows * moe.used];
+        let made = self.kernels.products.many.pieces(&self.stream, columns, sizes, Some(units), to);
+        Ok(made.map_err(Failed::from)?)
+    }
+
+    fn grouped(
+        &self,
+        product: &Product,
+        input: &Input,
+        out: DeviceSlice<f32>,
+        pieces: DeviceSlice<u8>,
+    ) -> Result<(), BackendError> {
         let moe = self.spec.shape.moe;
         let units = most_units(&moe, self.routing.rows);
         let routing = self.routing.params(&moe);
@@ -316,7 +384,7 @@ impl CudaBackend {
             units: routing.units,
             rows: product.rows as u32,
             k: input.k() as u32,
-            halves: input.quantised().map_or(0, |columns| columns.halves.address()),
+            pieces: pieces.address(),
         };
         let found = self.kernels.experts.grouped.iter().find(|(format, _)| *format == product.format);
         let (_, kernel) = found.expect("every format has kernels");
@@ -324,10 +392,6 @@ impl CudaBackend {
             true => Grid { blocks: [product.rows.div_ceil(4) as u32, units as u32, 1], threads: 128 },
             false => self.kernels.products.wide_grid(kernel, product.rows, units),
         };
-        if let Some(columns) = input.quantised().filter(|_| !product.format.is_float()) {
-            let values = input.k() * input.cols();
-            self.kernels.products.widen(&self.stream, grid, columns, values).map_err(Failed::from)?;
-        }
         // SAFETY: as above.
         let queued = unsafe { kernel.launch(&self.stream, grid, &p) };
         Ok(queued.map_err(Failed::from)?)

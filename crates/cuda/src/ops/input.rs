@@ -3,6 +3,7 @@
 use strata_backend::BackendError;
 
 use super::one::Wanted;
+use super::wide::piece_bytes;
 use super::{Columns, Kernels};
 use crate::backend::CudaBackend;
 use crate::driver::{DeviceSlice, DriverError};
@@ -40,6 +41,16 @@ impl Input {
         Input { floats, quantised: columns(k, cols, room), k, cols }
     }
 
+    /// The same for columns whose pieces are made elsewhere.
+    pub(crate) fn without_pieces(
+        floats: DeviceSlice<f32>,
+        k: usize,
+        cols: usize,
+        room: &mut Scratch,
+    ) -> Input {
+        Input { floats, quantised: columns_and(0, k, cols, room), k, cols }
+    }
+
     /// Values of a column.
     pub(crate) fn k(&self) -> usize {
         self.k
@@ -54,11 +65,6 @@ impl Input {
     /// The quantised columns.
     pub(crate) fn quantised(&self) -> Option<&Columns> {
         self.quantised.as_ref()
-    }
-
-    /// How many columns.
-    pub(crate) fn cols(&self) -> usize {
-        self.cols
     }
 
     /// Where whoever computes the values leaves them quantised, if any of these matrices wants that. `run` is how many consecutive values
@@ -90,11 +96,16 @@ impl Input {
 
 /// Room for quantised columns, where `k` allows them.
 pub(crate) fn columns(k: usize, cols: usize, room: &mut Scratch) -> Option<Columns> {
+    columns_and(piece_bytes(k, cols), k, cols, room)
+}
+
+/// The same with so many bytes for pieces.
+fn columns_and(pieces: usize, k: usize, cols: usize, room: &mut Scratch) -> Option<Columns> {
     k.is_multiple_of(32).then(|| Columns {
         q: room.take(k * cols),
         d: room.take(k / 32 * cols),
         sums: room.take(k / 32 * cols),
-        halves: room.take(k * cols),
+        pieces: room.take(pieces),
     })
 }
 
@@ -172,18 +183,21 @@ impl CudaBackend {
                 float_products.product(&self.stream, &two, floats, cols)?;
             }
             let Some(columns) = &quantised else { return Ok(()) };
-            for alike in apart.chunk_by(|(a, _), (b, _)| a.format == b.format) {
-                if products.few_fits(alike[0].0.format, k, cols) {
-                    let alike: Vec<Wanted> = alike.iter().map(wanted).collect();
-                    products.few.launch(&self.stream, &alike, [k, cols], columns)?;
-                    continue;
-                }
-                for (w, out) in alike {
-                    let (weights, sizes) = ((w.format, w.bytes), [w.rows, w.k, cols]);
-                    products.product(&self.stream, weights, sizes, columns, w.scale, *out)?;
-                }
+            let (few, many): (Vec<_>, Vec<_>) =
+                apart.into_iter().partition(|(w, _)| products.few_fits(w.format, k, cols));
+            for alike in few.chunk_by(|(a, _), (b, _)| a.format == b.format) {
+                let alike: Vec<Wanted> = alike.iter().map(wanted).collect();
+                products.few.launch(&self.stream, &alike, [k, cols], columns)?;
             }
-            Ok(())
+            if many.is_empty() {
+                return Ok(());
+            }
+            products.pieces(&self.stream, columns, k, cols)?;
+            many.iter().try_for_each(|(w, out)| {
+                let (weights, sizes) = ((w.format, w.bytes), [w.rows, w.k, cols]);
+                let (stream, room) = (&self.stream, self.decoded);
+                products.product_of_pieces(stream, weights, sizes, columns, w.scale, *out, room)
+            })
         };
         Ok(queue().map_err(Failed::from)?)
     }

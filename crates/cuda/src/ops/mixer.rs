@@ -155,6 +155,8 @@ pub(crate) struct Mixers {
     norm: Kernel<NormParams>,
     gates: Kernel<GatesParams>,
     mix: Kernel<MixParams>,
+    /// The same for rows of whole units.
+    mix_many: Kernel<MixParams>,
     write: Kernel<WriteParams>,
     /// For one row: `norm` and the products with `down` by segments, and then the rest.
     descend: Vec<(Format, Kernel<DescendParams>)>,
@@ -188,6 +190,7 @@ impl Mixers {
             norm: module.kernel("strata_norm")?.early(),
             gates: module.kernel("strata_mixer_gates")?,
             mix: module.kernel("strata_mix")?,
+            mix_many: super::module(context, "wide")?.kernel("strata_mix_many")?,
             write: module.kernel("strata_write")?.early(),
             descend: blocks().map(descend).collect::<Result<_, _>>()?,
             narrow: blocks().map(narrow).collect::<Result<_, _>>()?,
@@ -370,7 +373,7 @@ impl CudaBackend {
             _ => None,
         };
         let mixers = &self.kernels.mixers;
-        let Mixers { norm, gates, mix, descend, narrow, .. } = mixers;
+        let Mixers { norm, gates, mix, mix_many, descend, narrow, .. } = mixers;
         let left = self.left.take().map_or_else(Write::default, |left| left.write());
         let groups = room.normed.len() / d;
         let read = down.bytes.len() + up.bytes.len() + inject.map_or(0, |(w, _)| w.bytes.len());
@@ -502,9 +505,14 @@ impl CudaBackend {
             width: d as u32,
             padding: 0,
         };
+        let (mix, p, count) = match d.is_multiple_of(32) {
+            true => {
+                (mix_many, MixParams { count: p.count / 4, width: p.width / 4, ..p }, u.floats().len() / 4)
+            }
+            false => (mix, p, u.floats().len()),
+        };
         // SAFETY: `u` has a row for each of `gates` and `normed`, as `Room` made them.
-        unsafe { mix.launch(&self.stream, Grid::threads(u.floats().len(), 256), &p) }
-            .map_err(Failed::from)?;
+        unsafe { mix.launch(&self.stream, Grid::threads(count, 256), &p) }.map_err(Failed::from)?;
         self.settle(u, p.quantised, wanted)?;
         Ok(read)
     }

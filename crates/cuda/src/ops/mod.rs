@@ -18,6 +18,7 @@ mod qsa;
 mod recurrent;
 mod route;
 mod sample;
+mod wide;
 
 use strata_backend::Spec;
 
@@ -151,11 +152,17 @@ pub(crate) fn mixed(spec: &Spec, room: &mut Scratch) -> Option<Columns> {
     input::columns(spec.shape.hidden, spec.window.max(spec.sequences), room)
 }
 
+/// Room for decoded rows of matrices with many columns: as large as a window's row of floats, which most matrices fit into.
+pub(crate) fn decoded(spec: &Spec, in_pieces: bool, room: &mut Scratch) -> DeviceSlice<u8> {
+    room.take(if in_pieces { 4 * spec.window * spec.shape.hidden } else { 0 })
+}
+
 /// Bytes of what ops leave for others behind them.
-pub(crate) fn kept_bytes(spec: &Spec) -> usize {
+pub(crate) fn kept_bytes(spec: &Spec, in_pieces: bool) -> usize {
     let mut room = Scratch::counting();
     Routing::new(spec, &mut room);
     mixed(spec, &mut room);
+    decoded(spec, in_pieces, &mut room);
     let few = spec.window.max(spec.sequences).min(experts::ASIDE);
     experts::SharedRoom::new(spec, DeviceSlice::nowhere(few * spec.shape.hidden), &mut room);
     room.used()

@@ -4,6 +4,7 @@ use strata_quant::Format;
 
 use super::few::{FEW, Few};
 use super::one::{One, Wanted};
+use super::wide::{WIDE, Wide, piece_bytes};
 use super::{OpError, module};
 use crate::driver::{Context, DeviceMemory, DeviceSlice, DriverError, Grid, Kernel, Stream};
 
@@ -16,14 +17,14 @@ pub struct Columns {
     pub d: DeviceSlice<f32>,
     /// `[cols][k / 32]`: sums of 16 values, two to a word.
     pub sums: DeviceSlice<u32>,
-    /// `[cols][k]`: room for the values as f16.
-    pub halves: DeviceSlice<u16>,
+    /// Room for the same in pieces, as the products of many columns take them.
+    pub pieces: DeviceSlice<u8>,
 }
 
 impl Columns {
     /// Bytes that [`Columns::new`] wants.
     pub fn bytes_for(k: usize, cols: usize) -> usize {
-        cols * (3 * k + k / 32 * 8)
+        piece_bytes(k, cols) + cols * (k + k / 32 * 8)
     }
 
     /// Places columns in `memory`.
@@ -32,12 +33,12 @@ impl Columns {
     /// If `k` is no multiple of 32 or there isn't the room.
     pub fn new(memory: &DeviceMemory, k: usize, cols: usize) -> Columns {
         assert!(k.is_multiple_of(32), "columns are quantised per 32 values, not {k}");
-        let (values, blocks) = (k * cols, k / 32 * cols);
+        let (pieces, values, blocks) = (piece_bytes(k, cols), k * cols, k / 32 * cols);
         Columns {
-            halves: memory.part(0, values),
-            q: memory.part(2 * values, values),
-            d: memory.part(3 * values, blocks),
-            sums: memory.part(3 * values + 4 * blocks, blocks),
+            pieces: memory.part(0, pieces),
+            q: memory.part(pieces, values),
+            d: memory.part(pieces + values, blocks),
+            sums: memory.part(pieces + values + 4 * blocks, blocks),
         }
     }
 }
@@ -65,15 +66,7 @@ struct ProductParams {
     cols: u32,
     k: u32,
     padding: u32,
-    halves: u64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct WidenParams {
-    q: u64,
-    halves: u64,
-    count: u64,
+    pieces: u64,
 }
 
 #[repr(C)]
@@ -83,9 +76,6 @@ struct DecodeParams {
     out: u64,
     units: u64,
 }
-
-/// Columns of a tile of the kernels for many columns. Twin: `Wide::COLS` in `kernels/many.cuh`.
-pub(crate) const WIDE: usize = 128;
 
 /// The kernels of one block format.
 struct OfFormat {
@@ -102,7 +92,7 @@ pub struct Products {
     pub(crate) few: Few,
     processors: usize,
     quantise: Kernel<QuantiseParams>,
-    widen: Kernel<WidenParams>,
+    pub(crate) many: Wide,
     formats: Vec<(Format, OfFormat)>,
 }
 
@@ -124,7 +114,7 @@ impl Products {
             few: Few::new(context)?,
             processors: context.device().processors as usize,
             quantise: module.kernel("strata_quantise")?,
-            widen: module.kernel("strata_widen")?,
+            many: Wide::new(context)?,
             formats: formats.map(of_format).collect::<Result<_, DriverError>>()?,
         })
     }
@@ -149,21 +139,23 @@ impl Products {
         Grid { blocks: [blocks as u32, 1, 1], threads }
     }
 
-    /// Leaves the first `values` quantised values as f16, if the kernels of this grid want them.
-    pub(crate) fn widen(
+    /// Whether the kernels for many columns take them in pieces.
+    pub(crate) fn in_pieces(&self) -> bool {
+        self.formats.first().is_some_and(|(_, kernels)| kernels.wide.max_threads() == 512)
+    }
+
+    /// Leaves `cols` quantised columns of `k` values in pieces, if the kernels for many columns want that.
+    pub(crate) fn pieces(
         &self,
         stream: &Stream,
-        grid: Grid,
         x: &Columns,
-        values: usize,
+        k: usize,
+        cols: usize,
     ) -> Result<(), DriverError> {
-        if grid.threads != 512 {
-            return Ok(());
+        match self.in_pieces() {
+            true => self.many.pieces(stream, x, [k, cols], None, x.pieces),
+            false => Ok(()),
         }
-        assert!(values <= x.q.len() && values <= x.halves.len());
-        let p = WidenParams { q: x.q.address(), halves: x.halves.address(), count: (values / 16) as u64 };
-        // SAFETY: the sizes were compared above.
-        unsafe { self.widen.launch(stream, Grid::threads(values / 16, 256), &p) }
     }
 
     /// Quantises `x`, `[cols][k]`.
@@ -191,6 +183,7 @@ impl Products {
     }
 
     /// `out[col][row] = w[row] . x[col]` for `rows` rows of `k` weights and `cols` columns; times `scale`'s one value, where there is one.
+    /// `room` is for decoded rows, which products of many columns make where they can.
     ///
     /// # Panics
     /// If the sizes don't fit together.
@@ -198,11 +191,36 @@ impl Products {
     pub fn product(
         &self,
         stream: &Stream,
+        weights: (Format, DeviceSlice<u8>),
+        sizes: [usize; 3],
+        x: &Columns,
+        scale: Option<DeviceSlice<f32>>,
+        out: DeviceSlice<f32>,
+        room: DeviceSlice<u8>,
+    ) -> Result<(), DriverError> {
+        let ((format, weights), [rows, k, cols]) = (weights, sizes);
+        let wanted = [Wanted { format, weights, rows, scale, out }];
+        if cols == 1 && self.one.fits(format, k) {
+            return self.one.launch(stream, &wanted, k, Some(x), None);
+        }
+        if self.few_fits(format, k, cols) {
+            return self.few.launch(stream, &wanted, [k, cols], x);
+        }
+        self.pieces(stream, x, k, cols)?;
+        self.product_of_pieces(stream, (format, weights), sizes, x, scale, out, room)
+    }
+
+    /// The same by the kernels for many columns, whose pieces are made.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn product_of_pieces(
+        &self,
+        stream: &Stream,
         (format, weights): (Format, DeviceSlice<u8>),
         [rows, k, cols]: [usize; 3],
         x: &Columns,
         scale: Option<DeviceSlice<f32>>,
         out: DeviceSlice<f32>,
+        room: DeviceSlice<u8>,
     ) -> Result<(), DriverError> {
         assert_eq!(
             format.row_bytes(k).and_then(|bytes| bytes.checked_mul(rows)),
@@ -210,12 +228,11 @@ impl Products {
             "{format}"
         );
         assert!(out.len() >= rows * cols && x.q.len() >= k * cols && x.d.len() >= k / 32 * cols);
-        let wanted = [Wanted { format, weights, rows, scale, out }];
-        if cols == 1 && self.one.fits(format, k) {
-            return self.one.launch(stream, &wanted, k, Some(x), None);
-        }
-        if self.few_fits(format, k, cols) {
-            return self.few.launch(stream, &wanted, [k, cols], x);
+        if self.in_pieces() {
+            let (weights, sizes) = ((format, weights), [rows, k, cols]);
+            if self.many.product(stream, weights, sizes, x.pieces, scale, out, room)? {
+                return Ok(());
+            }
         }
         let p = ProductParams {
             weights: weights.address(),
@@ -228,11 +245,10 @@ impl Products {
             cols: cols as u32,
             k: k as u32,
             padding: 0,
-            halves: x.halves.address(),
+            pieces: x.pieces.address(),
         };
         let kernel = &self.of(format).wide;
         let grid = self.wide_grid(kernel, rows, cols.div_ceil(WIDE));
-        self.widen(stream, grid, x, k * cols)?;
         // SAFETY: the sizes were compared above.
         unsafe { kernel.launch(stream, grid, &p) }
     }

@@ -4,7 +4,7 @@ use strata_backend::{BackendError, Buffer, MoeShape, Spec, Weight};
 
 use super::input::Input;
 use super::one::{code, float_room};
-use super::products::WIDE;
+use super::wide::WIDE;
 use super::{OpError, module};
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Stream};

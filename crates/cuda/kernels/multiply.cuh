@@ -1,0 +1,432 @@
+// What multiplies in the wide products of Hopper: weights and activations as f16 integers.
+//
+// f16 holds a weight times its sub-scale exactly (where it doesn't, two of them do), and the tensor cores' f32 sums of
+// such products stay below 2^24, so that they are the contract's integers, already as floats: two f32 operations to a
+// value and unit are left, the scales' product and the FMA. Minimums are a second product, with the minimum in place of
+// the weights.
+//
+// Two groups of four warps take tiles of `ROWS` rows and up to `COLS` columns one after the other, from a ring of
+// chunks in shared memory that others fill. Weights lie there as bytes; they become f16 in the registers that the
+// matrix instruction reads them from. While its instructions are on one half of a tile's columns, a warp scales and
+// adds the other, without regard to where a chunk ends.
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+#include "matrix.cuh"
+
+namespace strata {
+
+/// A tile of a product: `rows` rows with `cols` columns.
+struct Tile {
+    /// Rows as a file has them, or decoded ones.
+    const uint8_t* weights;
+    /// The columns' pieces.
+    const uint8_t* pieces;
+    /// Where kernels take columns as they are: their numbers, or null where they follow `first`.
+    const uint32_t* which;
+    uint32_t first;
+    /// `out[col * stride + row]`
+    float* out;
+    int rows, cols;
+    /// Finished sums are multiplied with it.
+    float scale;
+};
+
+/// Units of a chunk; columns of a tile.
+constexpr int CHUNK = 2, TILE_COLS = 128;
+/// Columns come in pieces, one for the columns of a tile and each chunk: per column 128 bytes, 64 values of f16, whose
+/// 16-byte parts are swizzled as the matrix instruction wants them; then the units' scales, of 16 columns each those
+/// that one thread has next to each other. Whole sixteens of columns.
+constexpr uint32_t COLUMN_BYTES = CHUNK * 32 * 2 + CHUNK * 4;
+__device__ constexpr uint32_t whole_sixteens(uint32_t cols) { return (cols + 15) / 16 * 16; }
+__device__ constexpr uint32_t chunks_of(uint32_t units) { return (units + CHUNK - 1) / CHUNK; }
+__device__ constexpr uint32_t scale_place(uint32_t c) {
+    return c / 16 * 16 + c % 8 / 2 * 4 + c % 16 / 8 * 2 + c % 2;
+}
+
+/// Where a unit's pieces start, in columns, by its first place and its number: none meets the next.
+__device__ inline size_t first_piece(uint32_t place, uint32_t unit) { return (place + 15) / 16 * 16 + unit * 16; }
+
+/// Formats that are multiplied alike: see `formats.cuh`.
+template <bool MINIMUM_, bool SPLIT_, bool LARGE_, bool SCALED_>
+struct Kind {
+    static constexpr bool MINIMUM = MINIMUM_, SPLIT = SPLIT_, LARGE = LARGE_, SCALED = SCALED_;
+    static constexpr bool SECOND = MINIMUM || SPLIT;
+};
+template <class F>
+using KindOf = Kind<F::MINIMUM != 0, F::SPLIT, F::LARGE, SCALED<F>>;
+
+/// The scales of a unit, the sub-scales of its halves as a pair of f16.
+struct alignas(8) ScalesOne {
+    float d;
+    uint32_t s;
+};
+
+/// With a second term's scale, and the minimums of halves as a pair of f16.
+struct alignas(16) ScalesTwo {
+    float d;
+    uint32_t s;
+    float second;
+    uint32_t m;
+};
+
+__device__ inline void load_shared(ScalesOne& to, SharedAddress from) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=f"(to.d), "=r"(to.s) : "r"(from));
+}
+__device__ inline void load_shared(ScalesTwo& to, SharedAddress from) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(to.d), "=r"(to.s), "=f"(to.second), "=r"(to.m)
+                 : "r"(from));
+}
+
+/// Rows of a chunk, decoded.
+template <class K>
+struct Decoded {
+    static constexpr int ROWS = 128;
+    using Scales = std::conditional_t<K::SECOND, ScalesTwo, ScalesOne>;
+    uint4 w[ROWS][CHUNK * 2];
+    Scales scales[CHUNK][ROWS];
+
+    /// 16 weights of a row. Those of eight rows lie in different banks.
+    __device__ static int place(int row, int sixteen) { return sixteen ^ (row / 2 % 4); }
+    __device__ const uint4* piece(int row, int sixteen) const { return &w[row][place(row, sixteen)]; }
+
+    /// A unit that isn't `there` gets scales that add nothing: no sum is -0.
+    template <class F>
+    __device__ void put(const Unit& u, int row, int part, bool there) {
+        // Signed weights as 128 more.
+        constexpr uint32_t flip = F::MINIMUM != 0 || F::ZERO > 0 ? 0 : 0x80808080u,
+                           more = F::ZERO > 0 ? (128 - F::ZERO) * 0x01010101u : 0;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint32_t* from = u.w + 4 * half;
+            w[row][place(row, part * 2 + half)] = {(from[0] ^ flip) + more, (from[1] ^ flip) + more,
+                                                   (from[2] ^ flip) + more, (from[3] ^ flip) + more};
+        }
+        Scales own;
+        own.d = there ? u.d[0] : 0.0f;
+        own.s = K::SCALED ? integer_pair(u.s[0], u.s[1]) : 0;
+        if constexpr (K::SECOND) {
+            const float second = F::SPLIT ? u.d[1] : F::MINIMUM > 0 ? u.d_min : -u.d_min;
+            own.second = there ? second : 0.0f;
+            own.m = F::SPLIT ? 0 : integer_pair(u.m[0], u.m[1]);
+        }
+        scales[part][row] = own;
+    }
+};
+
+template <class K>
+struct alignas(1024) Chunk {
+    uint4 columns[TILE_COLS * COLUMN_BYTES / 16];
+    Decoded<K> rows;
+};
+
+/// A ring of chunks: which are filled, which are free.
+template <class K, int CHUNKS>
+struct Ring {
+    Chunk<K> chunks[CHUNKS];
+    Barrier filled[CHUNKS], emptied[CHUNKS];
+    float zeros[TILE_COLS];
+
+    /// Where somebody is in it.
+    struct Turn {
+        int chunk = 0;
+        uint32_t phase = 0;
+
+        __device__ void next() {
+            chunk++;
+            if (chunk == CHUNKS) {
+                chunk = 0, phase ^= 1;
+            }
+        }
+    };
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    /// `fillers` tell that a chunk is filled, `multipliers` that it is free.
+    __device__ void init(int fillers, int multipliers) {
+        for (int i = 0; i < CHUNKS; i++) {
+            filled[i].init(fillers);
+            emptied[i].init(multipliers);
+        }
+        for (float& zero : zeros) {
+            zero = 0.0f;
+        }
+    }
+#endif
+};
+
+template <class K, int CHUNKS>
+struct Multiplier;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+template <class K, int CHUNKS>
+struct Multiplier {
+    using InRing = Ring<K, CHUNKS>;
+    using Turn = typename InRing::Turn;
+    /// Warps that multiply.
+    static constexpr int WARPS = 8;
+
+    using Scales = typename Decoded<K>::Scales;
+
+    /// A unit of 16 rows as it lies in shared memory. A lane has four consecutive weights of rows `lane / 4` and 8
+    /// more, of the first 16 and of the others.
+    struct Fetched {
+        uint32_t w[4];
+        Scales scales[2];
+
+        __device__ void fetch(SharedAddress weights, SharedAddress first_scales) {
+            load_matrices(w, weights);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                load_shared(scales[r], first_scales + r * 8 * int(sizeof(Scales)));
+            }
+        }
+    };
+
+    /// A unit's weights of 16 rows, times their sub-scales, as the matrix instruction wants them: the unit's halves.
+    /// What f16 can't hold of the products is in `rest`. A lane has rows `lane / 4` and 8 more.
+    struct Weights {
+        uint32_t a[2][4];
+        uint32_t rest[K::LARGE ? 2 : 1][4];
+        uint32_t m[K::SECOND ? 2 : 1];
+        float d[2], second[K::SECOND ? 2 : 1];
+
+        __device__ void none() {
+            d[0] = d[1] = 0.0f;
+            if constexpr (K::SECOND) {
+                second[0] = second[1] = 0.0f;
+            }
+        }
+
+        /// Takes what was fetched.
+        __device__ void take(const Fetched& from) {
+            const uint32_t(&w)[4] = from.w;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const Scales scales = from.scales[r];
+                d[r] = scales.d;
+                if constexpr (K::SECOND) {
+                    second[r] = scales.second, m[r] = scales.m;
+                }
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const uint32_t s = __byte_perm(scales.s, 0, h == 0 ? 0x1010 : 0x3232);
+                    const uint32_t pairs[2] = {low_pair(w[2 * h + r]), high_pair(w[2 * h + r])};
+                    constexpr uint32_t less = K::MINIMUM ? LESS_1024 : LESS_1152;
+#pragma unroll
+                    for (int k = 0; k < 2; k++) {
+                        if constexpr (K::LARGE) {
+                            const uint32_t value = add_pair(pairs[k], less);
+                            const uint32_t near = multiply_pair(value, s);
+                            a[h][r + 2 * k] = near;
+                            rest[h][r + 2 * k] = fma_pair(value, s, near ^ 0x80008000u);
+                        } else if constexpr (K::SCALED) {
+                            a[h][r + 2 * k] = fma_pair(pairs[k], s, multiply_pair(s, less));
+                        } else {
+                            a[h][r + 2 * k] = add_pair(pairs[k], less);
+                        }
+                    }
+                }
+            }
+        }
+
+        /// Starts `c = weights * columns`, of the first term or of the second; `b` describes the columns.
+        template <int N>
+        __device__ void start(float (&c)[N], uint64_t b, int term) const {
+            before_multiply();
+            if (term == 0) {
+                multiply(c, a[0], b, 0);
+                if constexpr (!K::SPLIT) {
+                    multiply(c, a[1], b + 2, 1);
+                }
+                if constexpr (K::LARGE) {
+                    multiply(c, rest[0], b, 1);
+                    multiply(c, rest[1], b + 2, 1);
+                }
+            } else if constexpr (K::SPLIT) {
+                multiply(c, a[1], b + 2, 0);
+            } else if constexpr (K::SECOND) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const uint32_t upper = __byte_perm(m[0], 0, h == 0 ? 0x1010 : 0x3232);
+                    const uint32_t lower = __byte_perm(m[1], 0, h == 0 ? 0x1010 : 0x3232);
+                    const uint32_t both[4] = {upper, lower, upper, lower};
+                    multiply(c, both, b + 2 * h, h);
+                }
+            }
+            commit_multiply();
+        }
+    };
+
+    /// Twice `N` columns of `chunks` chunks; `ALL` if none of them is to be left out.
+    template <int N, bool ALL>
+    __device__ static void tile(InRing& ring, int chunks, size_t stride, const Tile& tile, Turn& turn, int warp,
+                                int lane) {
+        constexpr int STEPS = CHUNK * (K::SECOND ? 2 : 1), TERMS = K::SECOND ? 2 : 1;
+        constexpr int SEGMENT_CHUNKS = SEGMENT / CHUNK;
+        const int row = warp * 16, own_row = row + lane % 16;
+        const uint32_t scales_at = whole_sixteens(tile.cols);
+        float sum[2][N / 2] = {}, c[2][N / 2], last_c[N / 2];
+        Weights weights[CHUNK];
+        Fetched fetched;
+        // To find a place in shared memory anew costs more than to keep it.
+        const SharedAddress chunks_at = kept(shared_at(ring.chunks)), filled = kept(shared_at(ring.filled)),
+                            emptied = kept(shared_at(ring.emptied)), zeros = shared_at(ring.zeros);
+        const uint32_t own_weights = offsetof(Chunk<K>, rows) + own_row * (CHUNK * 32) +
+                                     Decoded<K>::place(own_row, lane / 16) * 16,
+                       own_scales = offsetof(Chunk<K>, rows) + offsetof(Decoded<K>, scales) +
+                                    (row + lane / 4) * sizeof(Scales),
+                       own_d_a = scales_at * (CHUNK * 64) + lane % 4 * 16;
+        auto place = [&](int chunk) { return chunks_at + chunk * int(sizeof(Chunk<K>)); };
+        auto fetch = [&](SharedAddress chunk, int part) {
+            fetched.fetch(chunk + (own_weights ^ part * 32),
+                          chunk + own_scales + part * Decoded<K>::ROWS * int(sizeof(Scales)));
+        };
+        // Shared memory's address in 16 bytes; 1,024 bytes from one group of 8 columns to the next; parts swizzled over
+        // 128 bytes.
+        auto describe = [](SharedAddress chunk) {
+            return uint64_t(chunk >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+        };
+        auto add_half = [&](auto all, int n, const float(&of)[N / 2], const Weights& w, int term, SharedAddress d_a,
+                            auto wait) {
+            const float d[2] = {term == 0 ? w.d[0] : w.second[0], term == 0 ? w.d[1] : w.second[K::SECOND]};
+            float4 by[N / 16];
+#pragma unroll
+            for (int i = 0; i < N / 16; i++) {
+                load_shared(by[i], d_a + (n * N + i * 16) * 4);
+            }
+            wait();
+            add<N, decltype(all)::value>(of, d, by, tile.cols - n * N, sum[n]);
+        };
+        auto nothing = [] {};
+        constexpr std::integral_constant<bool, ALL> some{};
+        constexpr std::true_type every{};
+        // The last products of a chunk are added when the first of the next have been started, from registers of their
+        // own: where a loop starts again the compiler wants none to be on their way, and would put the instructions in
+        // sequence. Before a segment's first chunk zeros take their place.
+        ring.filled[turn.chunk].wait(turn.phase);
+        fetch(place(turn.chunk), 0);
+        weights[0].take(fetched);
+#pragma unroll 1
+        for (int from = 0; from < chunks; from += SEGMENT_CHUNKS) {
+            SharedAddress last_d_a = zeros, last = 0;
+            weights[1].none();
+#pragma unroll
+            for (int j = 0; j < N / 2; j++) {
+                last_c[j] = 0.0f;
+            }
+#pragma unroll 1
+            for (int i = from; i < min(from + SEGMENT_CHUNKS, chunks); i++) {
+                const SharedAddress chunk = place(turn.chunk), d_a = chunk + own_d_a;
+                const uint64_t columns = describe(chunk);
+                const bool more = i + 1 < chunks;
+                weights[0].start(c[0], columns, 0);
+                add_half(every, 1, last_c, weights[1], TERMS - 1, last_d_a, nothing);
+                Barrier::tell_at(last, lane);
+                weights[0].start(c[1], columns + N * 8, 0);
+                last = emptied + turn.chunk * 8, last_d_a = d_a + (CHUNK - 1) * scales_at * 4;
+                turn.next();
+                const bool there = Barrier::reached(filled + turn.chunk * 8, turn.phase);
+#pragma unroll
+                for (int step = 0; step < STEPS; step++) {
+                    const bool end = step + 1 == STEPS;
+                    const int part = step / TERMS, term = step % TERMS, next = step + 1;
+                    const SharedAddress here = d_a + part * scales_at * 4;
+                    if (step == TERMS - 1) {
+                        fetch(chunk, 1);
+                    }
+                    add_half(some, 0, c[0], weights[part], term, here, [&] { multiplied<1>(c[0]); });
+                    if (step == TERMS - 1) {
+                        weights[1].take(fetched);
+                    }
+                    if (end) {
+                        // A branch here also keeps what was added in front of the next wait.
+                        if (more) {
+                            weights[0].take(fetched);
+                        }
+                        multiplied<0>(c[1]);
+#pragma unroll
+                        for (int j = 0; j < N / 2; j++) {
+                            asm volatile("mov.b32 %0, %1;" : "=f"(last_c[j]) : "f"(c[1][j]));
+                        }
+                    } else {
+                        const bool before_end = step + 2 == STEPS;
+                        weights[next / TERMS].start(c[0], columns + next / TERMS * 4, next % TERMS);
+                        if (before_end && more) {
+                            if (!there) {
+                                ring.filled[turn.chunk].wait(turn.phase);
+                            }
+                            fetch(place(turn.chunk), 0);
+                        }
+                        add_half(some, 1, c[1], weights[part], term, here, [&] { multiplied<1>(c[1]); });
+                        weights[next / TERMS].start(c[1], columns + N * 8 + next / TERMS * 4, next % TERMS);
+                    }
+                }
+            }
+            add_half(every, 1, last_c, weights[1], TERMS - 1, last_d_a, nothing);
+            Barrier::tell_at(last, lane);
+            put<N>(tile, stride, from == 0, from + SEGMENT_CHUNKS >= chunks, row + lane / 4, lane % 4 * 2, sum);
+        }
+    }
+
+   private:
+    /// Integers times scales, of the columns that are there.
+    template <int N, bool ALL>
+    __device__ static void add(const float (&c)[N / 2], const float (&d)[2], const float4 (&by)[N / 16], int cols,
+                               float (&sum)[N / 2]) {
+#pragma unroll
+        for (int i = 0; i < N / 16; i++) {
+            // 16 columns: the same for all threads.
+            if (ALL || i < N / 16 - 2 || i * 16 < cols) {
+                const float four[4] = {by[i].x, by[i].y, by[i].z, by[i].w};
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    sum[i * 8 + j] = fma(c[i * 8 + j], d[j / 2 % 2] * four[j / 4 * 2 + j % 2], sum[i * 8 + j]);
+                }
+            }
+        }
+    }
+
+    /// Adds a segment's sums to what is there, and starts the next.
+    template <int N>
+    __device__ static void put(const Tile& tile, size_t stride, bool first, bool last, int row, int col,
+                               float (&sum)[2][N / 2]) {
+        float* at = tile.out + col * stride + row;
+        // Addresses are not to be computed before the sums are, when there are no registers for them.
+        asm volatile("" : "+l"(at));
+        const bool rows[2] = {row < tile.rows, row + 8 < tile.rows};
+        const int cols = tile.cols - col;
+        const float scale = last ? tile.scale : 1.0f;
+        float before[N] = {};
+        if (!first) {
+            const float* from = at;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                if (rows[i / 2 % 2] && i / 4 * 8 + i % 2 < cols) {
+                    before[i] = from[i / 2 % 2 * 8 + (i % 2 == 0 ? 0 : stride)];
+                }
+                if (i % 4 == 3) {
+                    from += 8 * stride;
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float& value = sum[i / (N / 2)][i % (N / 2)];
+            if (rows[i / 2 % 2] && i / 4 * 8 + i % 2 < cols) {
+                at[i / 2 % 2 * 8 + (i % 2 == 0 ? 0 : stride)] = (before[i] + value) * scale;
+            }
+            value = 0.0f;
+            if (i % 4 == 3) {
+                at += 8 * stride;
+            }
+        }
+    }
+};
+
+#endif
+
+}  // namespace strata
