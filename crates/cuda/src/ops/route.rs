@@ -82,7 +82,7 @@ impl Route {
 const CHOOSERS: u32 = 512;
 /// Experts whose products with the router a block has, at most, for one row; and bytes of shared memory that the choice takes.
 const ROUTED: usize = 4;
-const CHOICE: usize = 32 << 10;
+const CHOICE: usize = 36 << 10;
 /// Rows whose pairs one block groups.
 const FEW: usize = 32;
 
@@ -251,7 +251,8 @@ impl CudaBackend {
         input: &Input,
         logits: DeviceSlice<f32>,
     ) -> Result<usize, BackendError> {
-        let shared = float_room(share, router.k);
+        // More than it needs: the choice is one block's, and its multiprocessor shall have nothing else to do.
+        let shared = self.kernels.products.one.formats.shared - CHOICE;
         let p = RouteOneParams {
             routing: self.routing.params(&self.spec.shape.moe),
             weights: router.bytes.address(),
