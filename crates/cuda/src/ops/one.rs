@@ -166,20 +166,16 @@ impl Formats {
         self.of(format).together
     }
 
-    /// Threads for rows of `units` units, at most `most`: as many as have something to do.
+    /// Threads for rows of `units` units, at most `most`: those of which most have something to do, over all turns that a row takes.
     pub(crate) fn threads(&self, format: Format, units: usize, most: usize) -> usize {
         let groups = units / self.of(format).together;
         let busy = |threads: usize| match groups <= threads {
-            true => (threads / groups * groups, threads),
-            false => (groups, groups.div_ceil(threads) * threads),
+            true => threads / groups * groups,
+            false => groups / groups.div_ceil(threads),
         };
         let all = (LEAST_THREADS..=most).step_by(32);
-        // The largest share of them; of equals the most threads.
-        all.max_by_key(|&threads| {
-            let (busy, of) = busy(threads);
-            (busy * 1000 / of, threads)
-        })
-        .expect("there are some")
+        // Of equals the fewest.
+        all.max_by_key(|&threads| (busy(threads), most - threads)).expect("there are some")
     }
 
     /// How so many threads share rows of `units` units.
@@ -364,5 +360,85 @@ impl One {
         let grid = Grid { blocks: [first, 1, 1], threads: layout.threads as u32 };
         // SAFETY: the sizes were compared above; `layout` and `float_room` count what the kernel lays out.
         unsafe { kernel.launch_with(stream, grid, shared as u32, &p) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As an H200 has them, with one term or two a unit, and one unit or four together.
+    fn formats() -> Formats {
+        let traits = |format, terms, together| Traits { format, terms, grid: 2048, together };
+        Formats {
+            traits: vec![traits(Format::Q8_0, 1, 1), traits(Format::Q6K, 1, 4), traits(Format::Q2K, 2, 4)],
+            shared: 227 << 10,
+            processors: 132,
+        }
+    }
+
+    /// Oracle: division, for every thread of a block and every lane of a warp.
+    #[test]
+    fn inverses_divide() {
+        let formats = formats();
+        for units in (8..=2048).step_by(8) {
+            for (format, threads) in [(Format::Q8_0, 320), (Format::Q8_0, 480), (Format::Q6K, 288)] {
+                let split = formats.split(format, units, threads);
+                for thread in 0..512u32 {
+                    assert_eq!(
+                        thread * split.inverse >> 20,
+                        thread / split.lanes,
+                        "{units} units, thread {thread}"
+                    );
+                }
+                for lane in 0..32u32 {
+                    assert_eq!(
+                        lane * split.inverse_segments >> 10,
+                        lane / split.segments,
+                        "{units}, lane {lane}"
+                    );
+                }
+                assert!(
+                    split.lanes * split.across <= threads as u32 && split.segments * split.together <= 32
+                );
+            }
+        }
+    }
+
+    /// Oracle: what a layout promises. Two blocks have room on a multiprocessor, chunks are whole turns of the threads where the rows are
+    /// enough, and a row that is too long has none.
+    #[test]
+    fn layouts_fit() {
+        let formats = formats();
+        for format in [Format::Q8_0, Format::Q6K, Format::Q2K] {
+            for k in [256, 2560, 6144, 10240] {
+                for share in [1, 2, 10, 69, 941] {
+                    let layout = formats.layout(format, k, share).unwrap();
+                    assert!(
+                        BLOCKS * (layout.shared + FIXED) <= formats.shared,
+                        "{format} {k} {share}: {layout:?}"
+                    );
+                    assert!(layout.threads <= THREADS && layout.threads.is_multiple_of(32), "{layout:?}");
+                    let across = layout.split.across as usize;
+                    assert!(
+                        layout.turns == 1 || layout.chunk % across == 0 || layout.chunk < across,
+                        "{layout:?}"
+                    );
+                    assert!((1..=share).contains(&layout.chunk), "{layout:?}");
+                }
+            }
+        }
+        assert_eq!(formats.layout(Format::Q8_0, 1 << 20, 1), None);
+    }
+
+    /// Oracle: by hand. 20 groups of a row fill 320 threads or 280 of 288, 80 fill 240 of 256, 320 groups as many threads, or 160 twice.
+    #[test]
+    fn threads_have_something_to_do() {
+        let formats = formats();
+        assert_eq!(formats.threads(Format::Q6K, 80, THREADS), 320);
+        assert_eq!(formats.threads(Format::Q6K, 80, 288), 288);
+        assert_eq!(formats.threads(Format::Q8_0, 80, 288), 256);
+        assert_eq!(formats.threads(Format::Q8_0, 320, 288), 160);
+        assert_eq!(formats.threads(Format::Q8_0, 320, THREADS), 320);
     }
 }

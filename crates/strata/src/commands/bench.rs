@@ -107,7 +107,7 @@ enum Kind {
 fn kinds(args: &BenchArgs) -> Result<Vec<Kind>, Failure> {
     for (flag, counts) in [("--depth", &args.depth), ("--sequences", &args.sequences)] {
         if counts.contains(&0) {
-            return Err(Failure::usage(&format!("{flag} is 0, but must be at least 1")));
+            return Err(Failure::usage(format!("{flag} is 0, but must be at least 1")));
         }
     }
     let prompts = args.prompt.iter().copied().filter(|&tokens| tokens > 0);
