@@ -498,6 +498,8 @@ __device__ void few(const FewParams& p) {
         own_values<PARTS>(s.keys[t][0], r, query);
         state.own_dots(query, sums);
         state.exchange(sums);
+        // Outputs take the places of values, which all of a group have read.
+        __syncwarp();
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
             if (r == 0) {

@@ -166,16 +166,17 @@ impl Formats {
         self.of(format).together
     }
 
-    /// Threads for rows of `units` units, at most `most`: those of which most have something to do, over all turns that a row takes.
+    /// Threads for rows of `units` units, at most `most`: of those numbers of which the largest share has something to do, over all turns
+    /// that a row takes, the largest.
     pub(crate) fn threads(&self, format: Format, units: usize, most: usize) -> usize {
         let groups = units / self.of(format).together;
-        let busy = |threads: usize| match groups <= threads {
-            true => threads / groups * groups,
-            false => groups / groups.div_ceil(threads),
+        let share = |threads: usize| {
+            let turns = groups.div_ceil(threads);
+            let busy = if turns > 1 { groups } else { threads / groups * groups };
+            1000 * busy / (turns * threads)
         };
         let all = (LEAST_THREADS..=most).step_by(32);
-        // Of equals the fewest.
-        all.max_by_key(|&threads| (busy(threads), most - threads)).expect("there are some")
+        all.max_by_key(|&threads| (share(threads), threads)).expect("there are some")
     }
 
     /// How so many threads share rows of `units` units.
@@ -431,13 +432,13 @@ mod tests {
         assert_eq!(formats.layout(Format::Q8_0, 1 << 20, 1), None);
     }
 
-    /// Oracle: by hand. 20 groups of a row fill 320 threads or 280 of 288, 80 fill 240 of 256, 320 groups as many threads, or 160 twice.
+    /// Oracle: by hand. 20 groups of a row fill 320 and 160 threads, 80 fill 320 and 160, 320 groups as many threads, or 160 twice.
     #[test]
     fn threads_have_something_to_do() {
         let formats = formats();
         assert_eq!(formats.threads(Format::Q6K, 80, THREADS), 320);
-        assert_eq!(formats.threads(Format::Q6K, 80, 288), 288);
-        assert_eq!(formats.threads(Format::Q8_0, 80, 288), 256);
+        assert_eq!(formats.threads(Format::Q6K, 80, 288), 160);
+        assert_eq!(formats.threads(Format::Q8_0, 80, 288), 160);
         assert_eq!(formats.threads(Format::Q8_0, 320, 288), 160);
         assert_eq!(formats.threads(Format::Q8_0, 320, THREADS), 320);
     }
