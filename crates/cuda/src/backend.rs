@@ -445,13 +445,7 @@ impl Backend for CudaBackend {
             return self.queue_timed(op);
         }
         let waiting = Waiting::new(op);
-        // All of the list's inputs are brought before its first op: one window at a time, and one of what has one place.
-        let other_window = |held: &Waiting| !held.spans.is_empty() && held.spans != waiting.spans;
-        let collides = self
-            .waiting
-            .iter()
-            .any(|held| (!waiting.spans.is_empty() && other_window(held)) || waiting.shares_a_place(held));
-        if collides {
+        if waiting.collides(&self.waiting) {
             self.flush()?;
         }
         self.waiting.push(waiting);

@@ -88,10 +88,15 @@ impl Waiting {
         }
     }
 
-    /// Whether both bring data to the same place on the device, other than the window.
-    pub(crate) fn shares_a_place(&self, other: &Waiting) -> bool {
-        let brings = |waiting: &Waiting| !waiting.ids.is_empty() || !waiting.table_rows.is_empty();
-        brings(self) && std::mem::discriminant(&self.bare) == std::mem::discriminant(&other.bare)
+    /// Whether it can't be in one list with those before it. All inputs of a list are brought before its first op: those of one window, and one
+    /// of what has one place on the device. Few ops bring anything, so hardly any has to look at the others: a step has hundreds.
+    pub(crate) fn collides(&self, list: &[Waiting]) -> bool {
+        // Windows in a list are equal: the latest stands for all.
+        let window = list.iter().rev().find(|held| !held.spans.is_empty());
+        let other_window = !self.spans.is_empty() && window.is_some_and(|held| held.spans != self.spans);
+        let brings = !self.ids.is_empty() || !self.table_rows.is_empty();
+        let alike = |held: &Waiting| std::mem::discriminant(&self.bare) == std::mem::discriminant(&held.bare);
+        other_window || (brings && list.iter().any(alike))
     }
 
     /// Whether both are the same work on other tokens.
@@ -189,17 +194,19 @@ mod tests {
         })
     }
 
-    /// Oracle: each kind of data has one place on the device, so two n-gram blocks can't be in one list.
+    /// Oracle: each kind of data has one place on the device, so two n-gram blocks can't be in one list, and neither can two windows.
     #[test]
-    fn what_shares_a_place_is_told() {
+    fn what_cannot_be_in_one_list_is_told() {
         let w = Weight(0);
         let weights = MixerWeights { norm: w, down: w, up: w, inject: None };
         let (x, u, inject) = (Buffer(0), Buffer(1), Buffer(2));
         let read = Waiting::new(&Op::MixerRead { weights, rows: 1, x, u, inject });
         let head = Waiting::new(&Op::Head { mixer: weights, output: w, rows: &[0], x, logits: u });
-        assert!(ngram(1, &[1], 0).shares_a_place(&ngram(5, &[2], 0)));
-        assert!(head.shares_a_place(&head) && !head.shares_a_place(&ngram(1, &[1], 0)));
-        assert!(!read.shares_a_place(&read));
+        let list = [ngram(1, &[1], 0), read.clone(), read.clone()];
+        assert!(ngram(5, &[2], 0).collides(&list));
+        assert!(ngram(5, &[], 1).collides(&list) && !ngram(5, &[], 0).collides(&list));
+        assert!(!head.collides(&list) && head.collides(std::slice::from_ref(&head)));
+        assert!(!read.collides(&list) && !ngram(5, &[2], 1).collides(&[]));
     }
 
     /// Oracle: tokens and positions differ from step to step, layers don't.
