@@ -387,14 +387,14 @@ mod tests {
                 let split = formats.split(format, units, threads);
                 for thread in 0..512u32 {
                     assert_eq!(
-                        thread * split.inverse >> 20,
+                        (thread * split.inverse) >> 20,
                         thread / split.lanes,
                         "{units} units, thread {thread}"
                     );
                 }
                 for lane in 0..32u32 {
                     assert_eq!(
-                        lane * split.inverse_segments >> 10,
+                        (lane * split.inverse_segments) >> 10,
                         lane / split.segments,
                         "{units}, lane {lane}"
                     );
@@ -422,7 +422,7 @@ mod tests {
                     assert!(layout.threads <= THREADS && layout.threads.is_multiple_of(32), "{layout:?}");
                     let across = layout.split.across as usize;
                     assert!(
-                        layout.turns == 1 || layout.chunk % across == 0 || layout.chunk < across,
+                        layout.turns == 1 || layout.chunk.is_multiple_of(across) || layout.chunk < across,
                         "{layout:?}"
                     );
                     assert!((1..=share).contains(&layout.chunk), "{layout:?}");
