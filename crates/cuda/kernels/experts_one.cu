@@ -23,7 +23,7 @@ struct HiddenParams {
 
 /// Hidden values of a block of threads: as many as are quantised together.
 constexpr int HIDDEN = 32;
-/// Threads of a block, at most: registers allow two blocks at once. Twin: `hidden_threads`.
+/// Threads of a block, at most: registers allow two blocks at once. Twin: in `ops/experts_one.rs`.
 template <class F>
 constexpr int HIDDEN_THREADS = F::SHARE == 1 ? 480 : ONE_THREADS;
 

@@ -23,7 +23,7 @@ struct NormParams {
     /// `[groups * width]`
     const float* gamma;
     float* out;
-    /// Of width that is a multiple of 128.
+    /// Of width that is a multiple of 32.
     Target quantised;
     Write write;
     uint32_t groups, width;

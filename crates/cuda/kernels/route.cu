@@ -30,7 +30,7 @@ struct ChooseParams {
     const float* logits;
 };
 
-/// Whether `a` is larger than `b`: nothing is larger than what isn't a number, as for the CPU.
+/// The larger one: `b`, if `a` isn't a number, as for the CPU.
 __device__ inline float larger(float a, float b) { return a > b ? a : b; }
 
 constexpr uint32_t CHOOSERS = 512;

@@ -155,7 +155,8 @@ struct Arrival {
         }
 #else
         if (newer == 0) {
-            await_copies<0>();
+            // Also for those that no group was ended for.
+            await_all_copies();
         } else if (newer == 1) {
             await_copies<1>();
         } else if (newer == 2) {

@@ -28,10 +28,6 @@ struct Columns {
     }
 };
 
-/// Where 16 bytes of a column's values lie in shared memory. The halves of a unit lie swapped in every other group of
-/// four units, so that the eight lanes of a 16-byte access meet 32 different banks.
-__device__ inline int half_at(int unit, int half) { return unit * 2 + (half ^ (unit >> 2 & 1)); }
-
 /// The terms of a unit and one column's 32 values `low` and `high`, with their scale and sums.
 template <class F>
 __device__ inline void terms(const Unit& u, const uint4& low, const uint4& high, float d, uint32_t sums, float2& first,

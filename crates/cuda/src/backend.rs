@@ -82,6 +82,7 @@ impl Build for Cuda {
         spec.shape.qsa.as_ref().map_or(Ok(()), ops::check_attention)?;
         spec.shape.gdn.as_ref().map_or(Ok(()), ops::check_gdn)?;
         ops::check_routing(&spec.shape.moe)?;
+        ops::check_ngram(&spec.shape, self.kernels.products.one.formats.shared)?;
         Ok(memory::describe(spec, weights, experts, plan, self.kernels.products.in_pieces()))
     }
 

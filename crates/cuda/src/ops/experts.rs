@@ -206,6 +206,8 @@ impl CudaBackend {
     ) -> Result<usize, BackendError> {
         let (d, moe) = (self.spec.shape.hidden, self.spec.shape.moe);
         self.routing.check(rows)?;
+        // What an op that failed may have left.
+        self.left_down = None;
         let slots = *self.weights.slots(layer.0)?;
         let mut scales = [None; 3];
         for (scale, weight) in scales.iter_mut().zip(w.scales) {
@@ -447,7 +449,7 @@ impl CudaBackend {
             shared(self)?
         }
         let read = [gate, up, down].iter().map(|w| w.bytes.len()).sum();
-        if let Some(left) = self.left_down.take() {
+        if let Some(left) = self.left_down.take().filter(|_| rows == 1) {
             self.down_left(left, room.shared, room.scalar, y)?;
             return Ok(read);
         }

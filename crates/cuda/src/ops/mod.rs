@@ -25,6 +25,7 @@ use strata_backend::Spec;
 pub(crate) use experts_one::LeftDown;
 pub(crate) use gdn::check as check_gdn;
 pub(crate) use mixer::Left;
+pub(crate) use ngram::check as check_ngram;
 pub use products::{Columns, Products};
 pub(crate) use qsa::check as check_attention;
 pub(crate) use route::{Routing, check as check_routing};

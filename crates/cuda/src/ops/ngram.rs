@@ -39,6 +39,18 @@ struct AddConvParams {
     width: u32,
 }
 
+/// Whether a block of threads has room for what `strata_gated_value` keeps, where it may have so many bytes of shared memory.
+pub(crate) fn check(shape: &Shape, shared: usize) -> Result<(), BackendError> {
+    let most = (shared.saturating_sub(64)) / 12;
+    if shape.ngram.is_some() && shape.hidden > most {
+        let d = shape.hidden;
+        return Err(failed(format!(
+            "an n-gram block of {d} values a stream; at most {most} can be run on this GPU"
+        )));
+    }
+    Ok(())
+}
+
 /// The kernels.
 pub(crate) struct Ngram {
     gated_value: Kernel<GatedValueParams>,

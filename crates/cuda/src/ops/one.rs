@@ -106,7 +106,7 @@ pub(crate) struct Formats {
     pub(crate) processors: usize,
 }
 
-/// A format of float weights as kernels know it; 0 for block formats. Twin: `Code` in `kernels/one.cuh`.
+/// A format of float weights as kernels know it; 0 for block formats. Twin: `Code` in `kernels/floats.cuh`.
 pub(crate) fn code(format: Format) -> u32 {
     match format {
         Format::F32 => 1,

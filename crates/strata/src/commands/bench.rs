@@ -32,7 +32,7 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
     let model = machine.open(&args.model)?;
     let vocab = model.hyper.vocab;
     let wanted = EngineConfig { context: Some(longest.context()), sequences, ..config.engine.clone() };
-    let asked = Asked::with(&longest.flags(), "lower --prompt, --gen and --depth");
+    let asked = Asked::with(&longest.flags(), "lower --prompt, --gen, --depth and --sequences");
     let mut engine = machine.load(model, &wanted, config, &asked)?;
 
     let tokens = tokens(kinds.iter().map(Kind::prompts).max().unwrap_or(0), vocab);
@@ -282,7 +282,7 @@ fn round(
                 let request = Request::new(vec![*last], Sampling::greedy(), &[]);
                 engine.submit(seq, Request { max_tokens: Some(answered.saturating_add(1)), ..request })?;
             }
-            answer(engine, opened.len(), watch)?
+            answer(engine, &opened, watch)?
         }
     };
     for seq in opened {
@@ -291,28 +291,29 @@ fn round(
     Ok((seconds, counters))
 }
 
-/// Has sequences answer; the seconds from when all of them had a first token.
-fn answer(engine: &mut Engine, sequences: usize, watch: &mut Watch) -> Result<(f64, Counters), Failure> {
-    let step = |engine: &mut Engine| -> Result<usize, Failure> {
-        let mut tokens = 0;
+/// Has sequences answer; the seconds from when each of them had a first token.
+fn answer(engine: &mut Engine, opened: &[SeqId], watch: &mut Watch) -> Result<(f64, Counters), Failure> {
+    let step = |engine: &mut Engine| -> Result<Vec<SeqId>, Failure> {
+        let mut answered = Vec::with_capacity(opened.len());
         for event in engine.step() {
             match event {
-                Event::Token { .. } => tokens += 1,
+                Event::Token { seq, .. } => answered.push(seq),
                 Event::Done { reason: Reason::Failed(why), .. } => return Err(Failure::failed(why)),
                 Event::Done { .. } | Event::Read { .. } => {}
             }
         }
-        Ok(tokens)
+        Ok(answered)
     };
-    let mut first = 0;
-    while first < sequences {
-        first += step(engine)?;
+    let mut silent = opened.to_vec();
+    while !silent.is_empty() {
+        let answered = step(engine)?;
+        silent.retain(|seq| !answered.contains(seq));
     }
     watch.begins();
     engine.take_counters();
     let started = Instant::now();
     while engine.is_busy() {
-        watch.answered(step(engine)?);
+        watch.answered(step(engine)?.len());
     }
     let seconds = started.elapsed().as_secs_f64();
     watch.ends();
