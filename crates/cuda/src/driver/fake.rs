@@ -46,6 +46,7 @@ pub(crate) fn install() {
     table.error_text = error_text;
     table.device_count = device_count;
     table.device_memory = device_memory;
+    table.device_attribute = device_attribute;
     table.device_name = text;
     table.device_bus = text;
     table.memory_info = memory_info;
@@ -145,6 +146,17 @@ unsafe extern "C" fn device_count(to: *mut c_int) -> Code {
 unsafe extern "C" fn device_memory(to: *mut usize, _: RawDevice) -> Code {
     // SAFETY: the driver's contract.
     unsafe { give("device_memory", to, |_| TOTAL) }
+}
+
+unsafe extern "C" fn device_attribute(to: *mut c_int, which: c_int, _: RawDevice) -> Code {
+    // Multiprocessors, and the shared memory of a block: launches are divided by these.
+    let value = match which {
+        16 => 8,
+        97 => 99 << 10,
+        _ => 0,
+    };
+    // SAFETY: the driver's contract.
+    unsafe { give("device_attribute", to, |_| value) }
 }
 
 unsafe extern "C" fn text(to: *mut c_char, _: c_int, _: RawDevice) -> Code {
