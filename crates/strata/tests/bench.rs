@@ -21,6 +21,7 @@ fn answers_have_a_depth_and_companions() {
     let output = bench(&args);
     assert!(output.status.success(), "{output:?}");
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let timed = found["host_memory"]["tokens"].as_u64().unwrap();
     let of = |result: &Value| {
         let number = |name: &str| result[name].as_u64().unwrap();
         assert!(result["tokens_per_second"].as_f64().unwrap() > 0.0, "{result}");
@@ -31,6 +32,7 @@ fn answers_have_a_depth_and_companions() {
     let wanted =
         [("prompt".to_owned(), 4, 0, 1), answer(3, 1, 1), answer(9, 1, 3), answer(3, 9, 1), answer(9, 9, 3)];
     assert_eq!(found, wanted);
+    assert_eq!(timed, 3 * (3 + 9 + 3 + 9), "a round to warm up and two repetitions of each answer");
 }
 
 /// Oracle: what makes no sense is a mistake of usage, named by its flag.

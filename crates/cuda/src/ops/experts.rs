@@ -7,7 +7,7 @@ use super::few::{self, Layout};
 use super::input::{Input, Target, any_blocks};
 use super::route::{FEW_PLACES, RoutingParams, most_units, tile};
 use super::wide::{Units, unit_piece_bytes};
-use super::{OpError, module};
+use super::{ByFormat, OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
@@ -92,7 +92,7 @@ const STRIPS: usize = 4;
 /// The kernels.
 pub(crate) struct Experts {
     /// For units of a few places, of a block format.
-    several: Vec<(Format, Several)>,
+    several: ByFormat<Several>,
     /// For units of many places; of float formats for all units.
     grouped: Vec<(Format, Kernel<GroupedParams>)>,
     swiglu: Kernel<SwigluParams>,
@@ -108,17 +108,15 @@ impl Experts {
             Ok((format, experts.kernel(&format!("strata_grouped_{way}_{name}"))?))
         };
         let experts_few = module(context, "experts_few")?;
-        let several = |format: Format| -> Result<_, DriverError> {
+        let several = |name: &str| -> Result<_, DriverError> {
             let kernel = |what: &str| -> Result<_, DriverError> {
-                let name = format!("strata_{what}_few_{}", format.name().to_lowercase());
-                Ok(experts_few.dynamic_kernel(&name)?.early())
+                Ok(experts_few.dynamic_kernel(&format!("strata_{what}_few_{name}"))?.early())
             };
-            let layout = Layout::new(&experts_few, format)?;
-            Ok((format, Several { layout, rows: kernel("rows")?, hidden: kernel("hidden")? }))
+            let layout = Layout::new(&experts_few, name)?;
+            Ok(Several { layout, rows: kernel("rows")?, hidden: kernel("hidden")? })
         };
-        let blocks = Format::ALL.into_iter().filter(|format| !format.is_float());
         Ok(Experts {
-            several: blocks.map(several).collect::<Result<_, _>>()?,
+            several: ByFormat::new(several)?,
             grouped: Format::ALL.into_iter().map(grouped).collect::<Result<_, _>>()?,
             swiglu: route.kernel("strata_swiglu")?.early(),
             combine: route.kernel("strata_combine")?,
@@ -248,7 +246,7 @@ impl CudaBackend {
     /// The kernels for units of a few places each, with the shared memory that they need, if this is a case for them.
     fn several(&self, product: &Product, k: usize) -> Option<(&Several, u32)> {
         let rows = self.routing.rows;
-        let (_, of) = self.kernels.experts.several.iter().find(|(format, _)| *format == product.format)?;
+        let of = self.kernels.experts.several.find(product.format)?;
         // The columns' numbers come first.
         let shared = 4 * FEW_PLACES + of.layout.each(STRIPS, FEW_PLACES, k / 32);
         let few = tile(&self.spec.shape.moe, rows) == FEW_PLACES;

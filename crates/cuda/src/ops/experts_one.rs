@@ -6,7 +6,7 @@ use strata_quant::Format;
 
 use super::input::{Input, Target};
 use super::one::{Formats, Split, THREADS, brought};
-use super::{OpError, module};
+use super::{ByFormat, OpError, SEGMENT, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
@@ -60,31 +60,23 @@ const DOWN_BLOCKS: [usize; 2] = [3, 2];
 
 /// The kernels of a block format.
 struct OfFormat {
-    format: Format,
     hidden: Kernel<HiddenParams>,
     down: Kernel<DownParams>,
 }
 
 /// The kernels.
-pub(crate) struct ExpertsOne(Vec<OfFormat>);
+pub(crate) struct ExpertsOne(ByFormat<OfFormat>);
 
 impl ExpertsOne {
     pub(crate) fn new(context: &Context) -> Result<ExpertsOne, OpError> {
         let module = module(context, "experts_one")?;
-        let blocks = Format::ALL.into_iter().filter(|format| !format.is_float());
-        let of_format = |format: Format| {
-            let name = |kernel: &str| format!("strata_{kernel}_one_{}", format.name().to_lowercase());
-            Ok::<_, DriverError>(OfFormat {
-                format,
-                hidden: module.dynamic_kernel(&name("hidden"))?.early(),
-                down: module.dynamic_kernel(&name("down"))?.early(),
+        let of = |name: &str| -> Result<_, DriverError> {
+            Ok(OfFormat {
+                hidden: module.dynamic_kernel(&format!("strata_hidden_one_{name}"))?.early(),
+                down: module.dynamic_kernel(&format!("strata_down_one_{name}"))?.early(),
             })
         };
-        Ok(ExpertsOne(blocks.map(of_format).collect::<Result<_, _>>()?))
-    }
-
-    fn of(&self, format: Format) -> &OfFormat {
-        self.0.iter().find(|of| of.format == format).expect("every block format has kernels")
+        Ok(ExpertsOne(ByFormat::new(of)?))
     }
 }
 
@@ -104,6 +96,9 @@ fn down_layout(
     [rows, k, used]: [usize; 3],
 ) -> Option<(usize, usize, usize)> {
     let (raw, units) = (format.row_bytes(k)?, k / 32);
+    if units == 0 || units > 32 * SEGMENT {
+        return None;
+    }
     let (terms, grid) = formats.terms(format, units);
     let together = formats.together(format);
     let blocks = DOWN_BLOCKS[usize::from(together > 1)];
@@ -111,7 +106,7 @@ fn down_layout(
         (4 * used * share).next_multiple_of(16) + used * (brought(share * raw) + share * terms) + grid
     };
     let even = rows.div_ceil(blocks * formats.processors);
-    let share = (1..=even).rev().find(|&share| formats.allow(blocks * bytes(share)));
+    let share = (1..=even).rev().find(|&share| formats.allow_together(blocks, bytes(share)));
     let share = share.or_else(|| formats.allow(bytes(1)).then_some(1))?;
     let lanes = (units / together).min(DOWN_THREADS);
     let threads = (lanes * (DOWN_THREADS / lanes).min(used)).max(share).next_multiple_of(32);
@@ -165,7 +160,7 @@ impl CudaBackend {
         };
         let blocks = [(moe.width / HIDDEN) as u32, moe.used as u32, 1];
         let grid = Grid { blocks, threads: threads as u32 };
-        let kernel = &self.kernels.experts_one.of(w.gate).hidden;
+        let kernel = &self.kernels.experts_one.0.of(w.gate).hidden;
         // SAFETY: one row is routed to `used` experts, whose slots start with the gate's rows and have those of up behind the offset;
         // `hidden` has a place for each.
         unsafe { kernel.launch_with(&self.stream, grid, shared as u32, &p) }.map_err(Failed::from)?;
@@ -203,7 +198,7 @@ impl CudaBackend {
         y: DeviceSlice<f32>,
     ) -> Result<(), BackendError> {
         let p = DownParams { shared: shared.address(), scalar: scalar.address(), y: y.address(), ..left.p };
-        let kernel = &self.kernels.experts_one.of(left.format).down;
+        let kernel = &self.kernels.experts_one.0.of(left.format).down;
         // SAFETY: as for `hidden_one`; `shared` and `y` are one row each.
         let queued = unsafe { kernel.launch_with(&self.stream, left.grid, left.shared as u32, &p) };
         Ok(queued.map_err(Failed::from)?)

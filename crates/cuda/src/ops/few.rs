@@ -5,17 +5,16 @@ use strata_quant::Format;
 
 use super::one::Wanted;
 use super::products::Columns;
-use super::{OpError, module};
+use super::{ByFormat, OpError, SEGMENT, module};
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
 
 /// Columns that these kernels take rather than those for many.
 pub(crate) const FEW: usize = 64;
 /// Matrices of a launch. Twin: `FewParams`.
 const MOST: usize = 3;
-/// Rows of a strip, units of a chunk and of a segment. Twins: `Few::ROWS`, `Few::CHUNK`, `SEGMENT`.
+/// Rows of a strip, and units of a chunk. Twins: `Few::ROWS`, `Few::CHUNK`.
 pub(crate) const ROWS: usize = 16;
 const CHUNK: usize = 8;
-const SEGMENT: usize = 64;
 /// Warps of a block of threads.
 const WARPS: usize = 8;
 
@@ -62,8 +61,8 @@ pub(crate) struct Layout {
 const EACH: usize = 4;
 
 impl Layout {
-    pub(crate) fn new(module: &Module, format: Format) -> Result<Layout, DriverError> {
-        let name = format.name().to_lowercase();
+    /// Of the format of that name.
+    pub(crate) fn new(module: &Module, name: &str) -> Result<Layout, DriverError> {
         let words: [u32; 6] = module.words(&format!("strata_few_{name}"))?;
         let [grid, decoded, row, column, stages, unit] = words.map(|word| word as usize);
         Ok(Layout { grid, decoded, row, column, stages, unit })
@@ -129,7 +128,7 @@ const RESIDENT_WARPS: usize = 16;
 
 /// The kernels.
 pub(crate) struct Few {
-    formats: Vec<(Format, OfFormat)>,
+    formats: ByFormat<OfFormat>,
     processors: usize,
     shared: usize,
 }
@@ -137,25 +136,19 @@ pub(crate) struct Few {
 impl Few {
     pub(crate) fn new(context: &Context) -> Result<Few, OpError> {
         let module = module(context, "few")?;
-        let of = |format: Format| -> Result<_, DriverError> {
-            let name = format.name().to_lowercase();
+        let of = |name: &str| -> Result<_, DriverError> {
             let kernel = |tiles: usize| -> Result<_, DriverError> {
                 let kernel = module.dynamic_kernel(&format!("strata_few_{tiles}_{name}"))?.early();
                 Ok((8 * tiles, kernel))
             };
             let kernels = [kernel(1)?, kernel(2)?, kernel(4)?];
-            Ok((format, OfFormat { layout: Layout::new(&module, format)?, kernels }))
+            Ok(OfFormat { layout: Layout::new(&module, name)?, kernels })
         };
-        let formats = Format::ALL.into_iter().filter(|format| !format.is_float());
         Ok(Few {
-            formats: formats.map(of).collect::<Result<_, _>>()?,
+            formats: ByFormat::new(of)?,
             processors: context.device().processors as usize,
             shared: context.device().shared_memory as usize,
         })
-    }
-
-    fn of(&self, format: Format) -> &OfFormat {
-        &self.formats.iter().find(|(other, _)| *other == format).expect("every block format has kernels").1
     }
 
     /// How a launch is divided: what takes the least time.
@@ -196,7 +189,7 @@ impl Few {
 
     /// Whether there is room for rows of `k` values.
     pub(crate) fn fits(&self, format: Format, k: usize) -> bool {
-        self.of(format).layout.bytes(1, 1, 8, k / 32) <= self.shared
+        self.formats.of(format).layout.bytes(1, 1, 8, k / 32) <= self.shared
     }
 
     /// Queues `out = w . x` for every matrix, all of one format, with `cols` columns of `k` values.
@@ -221,7 +214,7 @@ impl Few {
         x: &Columns,
     ) -> Result<(), DriverError> {
         let format = wanted[0].format;
-        let of = self.of(format);
+        let of = self.formats.of(format);
         let Division { kernel, room, strips, groups, shared } =
             self.division(of, wanted, k / 32, cols).expect("the caller asked");
         assert!(x.q.len() >= k * cols && x.d.len() >= k / 32 * cols && x.sums.len() >= k / 32 * cols);

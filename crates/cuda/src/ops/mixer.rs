@@ -1,13 +1,12 @@
 //! Hyper-connection mixers and the head behind the last: `kernels/mixer.cu`.
 
 use strata_backend::{BackendError, Buffer, MixerWeights, Op, Shape, Spec, Weight};
-use strata_quant::Format;
 
 use super::experts::ASIDE;
 use super::few::Layout;
 use super::input::{Input, Target, any_blocks};
 use super::one::{Formats, Split, THREADS, brought, code, float_room};
-use super::{OpError, module};
+use super::{ByFormat, OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
@@ -159,49 +158,38 @@ pub(crate) struct Mixers {
     mix_many: Kernel<MixParams>,
     write: Kernel<WriteParams>,
     /// For one row: `norm` and the products with `down` by segments, and then the rest.
-    descend: Vec<(Format, Kernel<DescendParams>)>,
-    narrow: Vec<(Format, Kernel<NarrowParams>)>,
+    descend: ByFormat<Kernel<DescendParams>>,
+    narrow: ByFormat<Kernel<NarrowParams>>,
     /// The latter for a few rows.
-    narrow_few: Vec<(Format, NarrowFew)>,
+    narrow_few: ByFormat<NarrowFew>,
 }
 
 impl Mixers {
     pub(crate) fn new(context: &Context) -> Result<Mixers, OpError> {
         let (module, few) = (module(context, "mixer")?, module(context, "mixer_few")?);
-        let narrow = |format: Format| {
-            let name = format!("strata_narrow_{}", format.name().to_lowercase());
-            Ok::<_, DriverError>((format, module.dynamic_kernel(&name)?.early()))
+        let descend = |name: &str| -> Result<_, DriverError> {
+            Ok(module.dynamic_kernel(&format!("strata_descend_{name}"))?.early())
         };
-        let descend = |format: Format| {
-            let name = format!("strata_descend_{}", format.name().to_lowercase());
-            Ok::<_, DriverError>((format, module.dynamic_kernel(&name)?.early()))
+        let narrow = |name: &str| -> Result<_, DriverError> {
+            Ok(module.dynamic_kernel(&format!("strata_narrow_{name}"))?.early())
         };
-        let blocks = || Format::ALL.into_iter().filter(|format| !format.is_float());
-        let narrow_few = |format: Format| -> Result<_, DriverError> {
+        let narrow_few = |name: &str| -> Result<_, DriverError> {
             let kernel = |tiles: usize| -> Result<_, DriverError> {
-                let name = format!("strata_narrow_few_{tiles}_{}", format.name().to_lowercase());
-                Ok((8 * tiles, few.dynamic_kernel(&name)?.early()))
+                Ok((8 * tiles, few.dynamic_kernel(&format!("strata_narrow_few_{tiles}_{name}"))?.early()))
             };
-            let layout = Layout::new(&few, format)?;
-            Ok((format, NarrowFew { layout, kernels: [kernel(1)?, kernel(4)?] }))
+            Ok(NarrowFew { layout: Layout::new(&few, name)?, kernels: [kernel(1)?, kernel(4)?] })
         };
         Ok(Mixers {
-            narrow_few: blocks().map(narrow_few).collect::<Result<_, _>>()?,
+            narrow_few: ByFormat::new(narrow_few)?,
             norm: module.kernel("strata_norm")?.early(),
             gates: module.kernel("strata_mixer_gates")?,
             mix: module.kernel("strata_mix")?,
             mix_many: super::module(context, "wide")?.kernel("strata_mix_many")?,
             write: module.kernel("strata_write")?.early(),
-            descend: blocks().map(descend).collect::<Result<_, _>>()?,
-            narrow: blocks().map(narrow).collect::<Result<_, _>>()?,
+            descend: ByFormat::new(descend)?,
+            narrow: ByFormat::new(narrow)?,
         })
     }
-}
-
-/// The kernel of a block format.
-fn of<P>(kernels: &[(Format, Kernel<P>)], format: Format) -> &Kernel<P> {
-    let found = kernels.iter().find(|(other, _)| *other == format);
-    &found.expect("every block format has a kernel").1
 }
 
 /// A mixer's write that is left for the norm that comes next on the same rows.
@@ -302,7 +290,7 @@ impl OneRow {
 }
 
 /// Values of a segment of the contract.
-const SEGMENT: usize = 2048;
+const SEGMENT: usize = 32 * super::SEGMENT;
 
 impl NarrowFew {
     /// The kernel for so many rows, with the bytes of shared memory of a block, if it can be had for these matrices.
@@ -378,8 +366,8 @@ impl CudaBackend {
         let groups = room.normed.len() / d;
         let read = down.bytes.len() + up.bytes.len() + inject.map_or(0, |(w, _)| w.bytes.len());
         let formats = &self.kernels.products.one.formats;
-        let one_row = OneRow::new(formats, [&down, &up], inject.map(|(w, _)| w), &self.spec.shape);
-        if let Some(layout) = one_row.filter(|_| groups == streams) {
+        let one_row = || OneRow::new(formats, [&down, &up], inject.map(|(w, _)| w), &self.spec.shape);
+        if let Some(layout) = (groups == streams).then(one_row).flatten() {
             let moved = if left.y == 0 { 0 } else { room.gates.address() };
             let p = DescendParams {
                 x: x.address(),
@@ -400,7 +388,7 @@ impl CudaBackend {
             };
             let blocks = [layout.segments as u32, rank.div_ceil(layout.share) as u32, 1];
             let grid = Grid { blocks, threads: layout.threads[0] as u32 };
-            let kernel = of(descend, down.format);
+            let kernel = descend.of(down.format);
             // SAFETY: one row of everything; `partial` has room for all segments, and `OneRow` counts what the kernel lays out.
             unsafe { kernel.launch_with(&self.stream, grid, layout.shared[0] as u32, &p) }
                 .map_err(Failed::from)?;
@@ -425,7 +413,7 @@ impl CudaBackend {
             };
             let blocks = d / 32 + inject.map_or(0, |_| streams);
             let grid = Grid { blocks: [blocks as u32, 1, 1], threads: layout.threads[1] as u32 };
-            let kernel = of(narrow, up.format);
+            let kernel = narrow.of(up.format);
             // SAFETY: as above.
             unsafe { kernel.launch_with(&self.stream, grid, layout.shared[1] as u32, &p) }
                 .map_err(Failed::from)?;
@@ -449,10 +437,10 @@ impl CudaBackend {
             .map_err(Failed::from)?;
         self.settle(&room.wide, target, any_blocks(&[down]))?;
         let rows = groups / streams;
-        let found = mixers.narrow_few.iter().find(|(format, _)| *format == up.format);
-        let fit = found.and_then(|(_, of)| {
-            of.fit(&up, inject.map(|(w, _)| w), (&self.spec.shape, rows, formats.shared))
-        });
+        let fit = mixers
+            .narrow_few
+            .find(up.format)
+            .and_then(|of| of.fit(&up, inject.map(|(w, _)| w), (&self.spec.shape, rows, formats.shared)));
         if let Some((kernel, shared)) = fit.filter(|_| rows > 1) {
             self.product(&down, &room.wide, room.low)?;
             let p = NarrowFewParams {

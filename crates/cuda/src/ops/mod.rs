@@ -21,6 +21,7 @@ mod sample;
 mod wide;
 
 use strata_backend::Spec;
+use strata_quant::Format;
 
 pub(crate) use experts_one::LeftDown;
 pub(crate) use gdn::check as check_gdn;
@@ -59,6 +60,32 @@ fn module(context: &Context, name: &str) -> Result<Module, OpError> {
     // A driver that computes nothing needs no kernels.
     let image = image.or(cfg!(test).then_some(&[])).ok_or(OpError::NoKernels)?;
     Ok(Module::new(context, image)?)
+}
+
+/// Units of a segment of the contract. Twin: in `kernels/contract.cuh`.
+const SEGMENT: usize = 64;
+
+/// Something of every block format.
+#[derive(Clone)]
+pub(crate) struct ByFormat<T>(Vec<(Format, T)>);
+
+impl<T> ByFormat<T> {
+    /// Makes it for each, whose name is that in the names of kernels.
+    fn new<E>(make: impl Fn(&str) -> Result<T, E>) -> Result<ByFormat<T>, E> {
+        let blocks = Format::ALL.into_iter().filter(|format| !format.is_float());
+        let made = blocks.map(|format| Ok((format, make(&format.name().to_lowercase())?)));
+        Ok(ByFormat(made.collect::<Result<_, E>>()?))
+    }
+
+    /// That of a format, if it is a block format.
+    fn find(&self, format: Format) -> Option<&T> {
+        self.0.iter().find(|(other, _)| *other == format).map(|(_, of)| of)
+    }
+
+    /// That of a block format.
+    fn of(&self, format: Format) -> &T {
+        self.find(format).unwrap_or_else(|| panic!("{format} is no block format"))
+    }
 }
 
 /// All kernels.

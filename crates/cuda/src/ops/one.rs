@@ -4,7 +4,7 @@
 use strata_quant::Format;
 
 use super::products::Columns;
-use super::{OpError, module};
+use super::{ByFormat, OpError, SEGMENT, module};
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
 
 /// Matrices of a launch. Twin: `OneParams`.
@@ -73,7 +73,6 @@ pub(crate) struct Split {
 /// What the layout of a block depends on in a block format. Twin: `strata_format_*` in `kernels/one.cu`.
 #[derive(Debug, Clone, Copy)]
 struct Traits {
-    format: Format,
     /// Terms of a unit.
     terms: usize,
     /// Words of the code book.
@@ -100,7 +99,7 @@ pub(crate) struct Layout {
 /// Block formats as the kernels know them.
 #[derive(Clone)]
 pub(crate) struct Formats {
-    traits: Vec<Traits>,
+    traits: ByFormat<Traits>,
     /// Bytes of shared memory that a block may have.
     pub(crate) shared: usize,
     pub(crate) processors: usize,
@@ -128,19 +127,12 @@ pub(crate) fn float_room(rows: usize, k: usize) -> usize {
 
 impl Formats {
     pub(crate) fn new(context: &Context, module: &Module) -> Result<Formats, DriverError> {
-        let of = |format: Format| -> Result<_, DriverError> {
-            let [second, grid, together] =
-                module.words(&format!("strata_format_{}", format.name().to_lowercase()))?;
-            Ok(Traits {
-                format,
-                terms: 1 + second as usize,
-                grid: grid as usize,
-                together: together as usize,
-            })
+        let of = |name: &str| -> Result<_, DriverError> {
+            let [second, grid, together] = module.words(&format!("strata_format_{name}"))?;
+            Ok(Traits { terms: 1 + second as usize, grid: grid as usize, together: together as usize })
         };
-        let blocks = Format::ALL.into_iter().filter(|format| !format.is_float());
         Ok(Formats {
-            traits: blocks.map(of).collect::<Result<_, _>>()?,
+            traits: ByFormat::new(of)?,
             shared: context.device().shared_memory as usize,
             processors: context.device().processors as usize,
         })
@@ -152,13 +144,18 @@ impl Formats {
     }
 
     fn of(&self, format: Format) -> &Traits {
-        self.traits.iter().find(|traits| traits.format == format).expect("every block format has traits")
+        self.traits.of(format)
     }
 
     /// Bytes of terms of a row, and of the code book. Twin: `One` in `kernels/one.cuh`.
     pub(crate) fn terms(&self, format: Format, units: usize) -> (usize, usize) {
         let Traits { terms, grid, .. } = self.of(format);
         (8 * terms * (units + 2).next_multiple_of(2), 4 * grid + 16)
+    }
+
+    /// Whether so many blocks of them can be on a multiprocessor at once.
+    pub(crate) fn allow_together(&self, blocks: usize, bytes: usize) -> bool {
+        bytes + FIXED <= self.shared / blocks
     }
 
     /// Units that a thread decodes together.
@@ -182,7 +179,7 @@ impl Formats {
     /// How so many threads share rows of `units` units.
     pub(crate) fn split(&self, format: Format, units: usize, threads: usize) -> Split {
         let lanes = (units / self.of(format).together).min(threads);
-        let segments = units.div_ceil(64);
+        let segments = units.div_ceil(SEGMENT);
         Split {
             lanes: lanes as u32,
             across: (threads / lanes) as u32,
@@ -197,7 +194,7 @@ impl Formats {
     /// has no room for one row.
     pub(crate) fn layout(&self, format: Format, k: usize, share: usize) -> Option<Layout> {
         let (units, raw) = (k / 32, format.row_bytes(k)?);
-        if units == 0 || units > 64 * 32 {
+        if units == 0 || units > 32 * SEGMENT {
             return None;
         }
         let (terms, grid) = self.terms(format, units);
@@ -209,17 +206,16 @@ impl Formats {
             let split = self.split(format, units, decoders);
             Layout { threads: decoders + 32 * adders, adders, split, chunk, turns, buffer, shared }
         };
-        let (room, most) = ((self.shared / BLOCKS).saturating_sub(FIXED), self.shared.saturating_sub(FIXED));
-        if all(share, 1) <= room {
+        if self.allow_together(BLOCKS, all(share, 1)) {
             return Some(layout(share, 1));
         }
         let across = layout(1, 2).split.across as usize;
-        let fit = |rows: &usize| all(*rows, 2) <= room;
+        let fit = |rows: &usize| self.allow_together(BLOCKS, all(*rows, 2));
         let several = (1..=share / across).map(|times| times * across).take_while(fit).last();
         let chunk = several.or_else(|| (1..across.min(share)).take_while(fit).last());
         match chunk {
             Some(chunk) => Some(layout(chunk, 2)),
-            None => (all(1, 1) <= most).then(|| layout(1, 1)),
+            None => self.allow(all(1, 1)).then(|| layout(1, 1)),
         }
     }
 }
@@ -236,7 +232,7 @@ pub(crate) struct Wanted {
 
 /// The kernels.
 pub(crate) struct One {
-    blocks: Vec<(Format, Kernel<OneParams>)>,
+    blocks: ByFormat<Kernel<OneParams>>,
     floats: Kernel<OneParams>,
     pub(crate) formats: Formats,
 }
@@ -244,14 +240,11 @@ pub(crate) struct One {
 impl One {
     pub(crate) fn new(context: &Context) -> Result<One, OpError> {
         let module = module(context, "one")?;
-        let kernel = |name: &str| {
-            let kernel = module.dynamic_kernel(&format!("strata_one_{name}"))?;
-            Ok::<Kernel<OneParams>, DriverError>(kernel.early())
+        let kernel = |name: &str| -> Result<_, DriverError> {
+            Ok(module.dynamic_kernel(&format!("strata_one_{name}"))?.early())
         };
-        let blocks = Format::ALL.into_iter().filter(|format| !format.is_float());
-        let blocks = blocks.map(|format| Ok((format, kernel(&format.name().to_lowercase())?)));
         Ok(One {
-            blocks: blocks.collect::<Result<_, DriverError>>()?,
+            blocks: ByFormat::new(kernel)?,
             floats: kernel("floats")?,
             formats: Formats::new(context, &module)?,
         })
@@ -351,13 +344,7 @@ impl One {
             };
             first += w.rows.div_ceil(share) as u32;
         }
-        let kernel = match format {
-            Some(format) => {
-                let found = self.blocks.iter().find(|(other, _)| *other == format);
-                &found.expect("every block format has a kernel").1
-            }
-            None => &self.floats,
-        };
+        let kernel = format.map_or(&self.floats, |format| self.blocks.of(format));
         let grid = Grid { blocks: [first, 1, 1], threads: layout.threads as u32 };
         // SAFETY: the sizes were compared above; `layout` and `float_room` count what the kernel lays out.
         unsafe { kernel.launch_with(stream, grid, shared as u32, &p) }
@@ -370,9 +357,13 @@ mod tests {
 
     /// As an H200 has them, with one term or two a unit, and one unit or four together.
     fn formats() -> Formats {
-        let traits = |format, terms, together| Traits { format, terms, grid: 2048, together };
+        let traits = |format, terms, together| (format, Traits { terms, grid: 2048, together });
         Formats {
-            traits: vec![traits(Format::Q8_0, 1, 1), traits(Format::Q6K, 1, 4), traits(Format::Q2K, 2, 4)],
+            traits: ByFormat(vec![
+                traits(Format::Q8_0, 1, 1),
+                traits(Format::Q6K, 1, 4),
+                traits(Format::Q2K, 2, 4),
+            ]),
             shared: 227 << 10,
             processors: 132,
         }

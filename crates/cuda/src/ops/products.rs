@@ -5,7 +5,7 @@ use strata_quant::Format;
 use super::few::{FEW, Few};
 use super::one::{One, Wanted};
 use super::wide::{WIDE, Wide, piece_bytes};
-use super::{OpError, module};
+use super::{ByFormat, OpError, module};
 use crate::driver::{Context, DeviceMemory, DeviceSlice, DriverError, Grid, Kernel, Stream};
 
 /// Quantised columns in device memory: `cols` of `k` values.
@@ -93,21 +93,18 @@ pub struct Products {
     processors: usize,
     quantise: Kernel<QuantiseParams>,
     pub(crate) many: Wide,
-    formats: Vec<(Format, OfFormat)>,
+    formats: ByFormat<OfFormat>,
 }
 
 impl Products {
     /// Loads the kernels.
     pub fn new(context: &Context) -> Result<Products, OpError> {
         let module = module(context, "products")?;
-        let formats = Format::ALL.into_iter().filter(|format| !format.is_float());
-        let of_format = |format: Format| {
-            let name = format.name().to_lowercase();
-            let kernels = OfFormat {
+        let of = |name: &str| -> Result<_, DriverError> {
+            Ok(OfFormat {
                 wide: module.kernel(&format!("strata_product_wide_{name}"))?,
                 decode: module.kernel(&format!("strata_decode_{name}"))?,
-            };
-            Ok((format, kernels))
+            })
         };
         Ok(Products {
             one: One::new(context)?,
@@ -115,13 +112,8 @@ impl Products {
             processors: context.device().processors as usize,
             quantise: module.kernel("strata_quantise")?,
             many: Wide::new(context)?,
-            formats: formats.map(of_format).collect::<Result<_, DriverError>>()?,
+            formats: ByFormat::new(of)?,
         })
-    }
-
-    fn of(&self, format: Format) -> &OfFormat {
-        let found = self.formats.iter().find(|(other, _)| *other == format);
-        &found.unwrap_or_else(|| panic!("{format} is no block format")).1
     }
 
     /// Whether the kernels for few columns take so many.
@@ -141,7 +133,7 @@ impl Products {
 
     /// Whether the kernels for many columns take them in pieces.
     pub(crate) fn in_pieces(&self) -> bool {
-        self.formats.first().is_some_and(|(_, kernels)| kernels.wide.max_threads() == 512)
+        self.formats.of(Format::Q8_0).wide.max_threads() == 512
     }
 
     /// Leaves `cols` quantised columns of `k` values in pieces, if the kernels for many columns want that.
@@ -247,7 +239,7 @@ impl Products {
             padding: 0,
             pieces: x.pieces.address(),
         };
-        let kernel = &self.of(format).wide;
+        let kernel = &self.formats.of(format).wide;
         let grid = self.wide_grid(kernel, rows, cols.div_ceil(WIDE));
         // SAFETY: the sizes were compared above.
         unsafe { kernel.launch(stream, grid, &p) }
@@ -268,6 +260,6 @@ impl Products {
         let p = DecodeParams { weights: weights.address(), out: out.address(), units: units as u64 };
         let grid = Grid { blocks: [units.div_ceil(256) as u32, 1, 1], threads: 256 };
         // SAFETY: the sizes were compared above.
-        unsafe { self.of(format).decode.launch(stream, grid, &p) }
+        unsafe { self.formats.of(format).decode.launch(stream, grid, &p) }
     }
 }

@@ -4,7 +4,7 @@
 use strata_quant::Format;
 
 use super::products::Columns;
-use super::{OpError, module};
+use super::{ByFormat, OpError, SEGMENT, module};
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
 
 /// Columns of a tile, which is one piece for each chunk. Twin: `TILE_COLS` in `kernels/multiply.cuh`.
@@ -16,7 +16,6 @@ const COLUMN_BYTES: usize = CHUNK * 68;
 const ROWS: usize = 128;
 /// Units that a block of threads decodes. Twin: `Rows::BROUGHT`.
 const BROUGHT: usize = 8;
-const SEGMENT: usize = 64;
 /// Columns from which on it pays to decode a matrix before.
 const MANY: usize = 256;
 /// By a kind's number. Twin: `NUMBER` in `kernels/wide.cu`.
@@ -107,7 +106,6 @@ pub(crate) fn unit_piece_bytes(k: usize, places: usize, units: usize) -> usize {
 
 /// What a decoded matrix is made of.
 struct OfFormat {
-    format: Format,
     decode: Kernel<DecodeRowsParams>,
     kind: usize,
     /// Bytes of `ROWS` rows of a chunk.
@@ -120,27 +118,25 @@ pub(crate) struct Wide {
     hidden: Kernel<HiddenPiecesParams>,
     add_segments: Kernel<AddSegmentsParams>,
     decoded: Vec<Kernel<DecodedParams>>,
-    formats: Vec<OfFormat>,
+    formats: ByFormat<OfFormat>,
     processors: usize,
 }
 
 impl Wide {
     pub(crate) fn new(context: &Context) -> Result<Wide, OpError> {
         let module: Module = module(context, "wide")?;
-        let of = |format: Format| -> Result<_, DriverError> {
-            let name = format.name().to_lowercase();
+        let of = |name: &str| -> Result<_, DriverError> {
             let [kind, bytes] = module.words(&format!("strata_kind_{name}"))?;
             let decode = module.kernel(&format!("strata_decode_rows_{name}"))?;
-            Ok(OfFormat { format, decode, kind: kind as usize, bytes: (bytes as usize).max(1) })
+            Ok(OfFormat { decode, kind: kind as usize, bytes: (bytes as usize).max(1) })
         };
-        let blocks = Format::ALL.into_iter().filter(|format| !format.is_float());
         let decoded = KINDS.iter().map(|kind| module.kernel(&format!("strata_decoded_{kind}")));
         Ok(Wide {
             pieces: module.kernel("strata_pieces")?,
             hidden: module.kernel("strata_hidden_pieces")?,
             add_segments: module.kernel("strata_add_segments")?,
             decoded: decoded.collect::<Result<_, _>>()?,
-            formats: blocks.map(of).collect::<Result<_, _>>()?,
+            formats: ByFormat::new(of)?,
             processors: context.device().processors as usize,
         })
     }
@@ -217,8 +213,7 @@ impl Wide {
         out: DeviceSlice<f32>,
         room: DeviceSlice<u8>,
     ) -> Result<bool, DriverError> {
-        let of = self.formats.iter().find(|of| of.format == format);
-        let (of, units) = (of.unwrap_or_else(|| panic!("{format} is no block format")), k / 32);
+        let (of, units) = (self.formats.of(format), k / 32);
         let (chunks, segments) = (units.div_ceil(CHUNK), units.div_ceil(SEGMENT));
         let most = room.len() / (chunks * of.bytes).max(1) * ROWS;
         if cols < MANY || most == 0 || rows == 0 {
