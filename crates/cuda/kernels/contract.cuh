@@ -133,6 +133,28 @@ __device__ inline float fold(float lane) {
     return __shfl_sync(ALL, lane, 0);
 }
 
+/// The largest of a warp's values, and their sum, for every lane.
+__device__ inline uint32_t warp_max(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(ALL, x);
+#else
+    for (int width = WARP / 2; width > 0; width /= 2) {
+        x = max(x, __shfl_xor_sync(ALL, x, width));
+    }
+    return x;
+#endif
+}
+__device__ inline int warp_sum(int x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(ALL, x);
+#else
+    for (int width = WARP / 2; width > 0; width /= 2) {
+        x += __shfl_xor_sync(ALL, x, width);
+    }
+    return x;
+#endif
+}
+
 /// One block of 32 activations, quantised by a warp: `x` is the lane's. Sums are of 16 lanes each, the low half in bits
 /// 0..16.
 struct Quantised {
@@ -142,11 +164,7 @@ struct Quantised {
 };
 
 __device__ inline Quantised quantise(float x) {
-    const uint32_t magnitude = to_bits(x) & 0x7fffffffu;
-    uint32_t largest = magnitude;
-    for (int width = WARP / 2; width > 0; width /= 2) {
-        largest = max(largest, __shfl_xor_sync(ALL, largest, width));
-    }
+    const uint32_t largest = warp_max(to_bits(x) & 0x7fffffffu);
     const float amax = from_bits(largest);
     if (largest >= 0x7f800000u) {
         return {0, from_bits(0x7fc00000u), 0};
@@ -159,11 +177,8 @@ __device__ inline Quantised quantise(float x) {
     scaled = scaled < -127.0f ? -127.0f : scaled;
     scaled = scaled > 127.0f ? 127.0f : scaled;
     const int q = int(to_bits(scaled + ROUND)) - int(ROUND_BITS);
-    int sum = q;
-    for (int width = 8; width > 0; width /= 2) {
-        sum += __shfl_xor_sync(ALL, sum, width);
-    }
-    const int low = __shfl_sync(ALL, sum, 0), high = __shfl_sync(ALL, sum, 16);
+    const bool upper = threadIdx.x & 16;
+    const int low = warp_sum(upper ? 0 : q), high = warp_sum(upper ? q : 0);
     return {q, __fdiv_rn(amax, 127.0f), (uint32_t(low) & 0xffffu) | uint32_t(high) << 16};
 }
 

@@ -1,16 +1,28 @@
 // The routed experts of one row: gate, up and SwiGLU; then down, the sum over experts, and the shared expert. An
 // expert's address comes from the residency table.
+#include "choose.cuh"
 #include "one.cuh"
 
 namespace strata {
+
+/// Who the experts are, and their shares: `[used]` each, by id. The first kernel chooses, each block of threads for
+/// itself: every multiprocessor then has the instructions for it, which one alone would fetch from far, in every layer.
+struct Routed {
+    /// `[all]`
+    const float* logits;
+    uint32_t* experts;
+    float* shares;
+    /// Whether both have been written: 1 from the first kernel's choice until the second's end.
+    uint32_t* made;
+    uint32_t all, used;
+};
 
 /// Twins of all parameters: `src/ops/experts_one.rs`.
 struct HiddenParams {
     /// Per expert the address of its slot, which starts with the gate's rows; where those of up start.
     const uint64_t* slots;
     uint64_t up;
-    /// `[used]`
-    const uint32_t* experts;
+    Routed routed;
     Columns x;
     /// Per expert what its products are multiplied with, or null.
     const float* gate_scales;
@@ -32,14 +44,16 @@ template <class F>
 __device__ void hidden(const HiddenParams& p) {
     using Rows = One<F>;
     extern __shared__ __align__(16) uint8_t room[];
-    __shared__ Arrival arrival, book;
+    __shared__ Arrival arrivals[2], book;
     __shared__ float products[2 * HIDDEN];
     const int units = p.k / 32, rows = 2 * HIDDEN;
     const uint32_t first = blockIdx.x * HIDDEN, row_bytes = units / Rows::PER_BLOCK * F::BYTES;
     const uint32_t piece = brought(HIDDEN * row_bytes);
-    uint8_t* terms = room + 2 * piece;
+    const Routed& routed = p.routed;
+    // The choice takes place where the rows will be, and maybe the terms.
+    uint8_t* terms = room + max(2 * piece, choice_room(routed.all));
     if (threadIdx.x == 0) {
-        arrival.init(2), book.init(1);
+        arrivals[0].init(1), arrivals[1].init(1), book.init(1);
     }
     const uint32_t* grid = nullptr;
     if constexpr (F::GRID > 0) {
@@ -49,12 +63,28 @@ __device__ void hidden(const HiddenParams& p) {
     }
     const Rows one(terms, rows, units, 0, grid);
     ready();
-    // Not before: the kernel behind takes the routing as it is.
+    const Choice choice = choose(routed.logits, routed.all, routed.used, room);
+    __shared__ uint32_t experts[WARP];
+    if (threadIdx.x < routed.used) {
+        experts[threadIdx.x] = choice.expert;
+        if (blockIdx.x == 0 && blockIdx.y == 0) {
+            routed.experts[threadIdx.x] = choice.expert, routed.shares[threadIdx.x] = choice.share;
+            __threadfence();
+        }
+    }
+    __syncthreads();
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
+        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(routed.made), "r"(1) : "memory");
+    }
+    // Not before: the kernel behind wants to know the experts.
     pass();
-    const uint32_t expert = p.experts[blockIdx.y];
+    const uint32_t expert = experts[blockIdx.y];
     const uint8_t* from = reinterpret_cast<const uint8_t*>(p.slots[expert]) + size_t(first) * row_bytes;
-    const uint8_t* gate = arrival.bring(room, from, HIDDEN * row_bytes);
-    const uint8_t* up = arrival.bring(room + piece, from + p.up, HIDDEN * row_bytes);
+    Arrival::over_written();
+    const uint8_t* gate = arrivals[0].bring(room, from, HIDDEN * row_bytes);
+    end_copies();
+    const uint8_t* up = arrivals[1].bring(room + piece, from + p.up, HIDDEN * row_bytes);
+    end_copies();
     const int groups = units / Rows::SHARE, lanes = int(p.split.lanes), across = int(p.split.across);
     const int mine = p.split.group(), slot = p.split.slot();
     typename Rows::Column column;
@@ -62,19 +92,25 @@ __device__ void hidden(const HiddenParams& p) {
         column.load(p.x, mine);
     }
     __syncthreads();
-    arrival.wait(0, false);
     if (F::GRID > 0) {
-        book.wait(0, false);
+        book.wait(0, 1);
     }
-    if (slot < across) {
-        for (int group = mine; group < groups; group += lanes) {
-            if (group != mine) {
-                column.load(p.x, group);
+    // The gate's rows while those of up still come; each thread goes on with its next row.
+    int row = slot;
+#pragma unroll 1
+    for (int part = 0; part < 2; part++) {
+        arrivals[part].wait(0, 1 - part);
+        const int end = (part + 1) * HIDDEN;
+        const uint8_t* at = part == 0 ? gate : up - HIDDEN * row_bytes;
+        if (slot < across) {
+            for (int group = mine; group < groups; group += lanes) {
+                if (group != mine || (part > 0 && groups > lanes)) {
+                    column.load(p.x, group);
+                }
+                one.put_rows(row, across, end, group, column, [&](int r) { return at + r * row_bytes; });
             }
-            one.put_rows(slot, across, rows, group, column, [&](int r) {
-                return r < HIDDEN ? gate + r * row_bytes : up + (r - HIDDEN) * row_bytes;
-            });
         }
+        row += (end - row + across - 1) / across * across;
     }
     __syncthreads();
     one.add_up(p.split, rows, [&](int r, float sum) {
@@ -92,9 +128,7 @@ struct DownParams {
     const uint64_t* slots;
     /// Where the rows of down start in a slot.
     uint64_t offset;
-    /// `[used]` each: experts in ascending order, and their shares.
-    const uint32_t* experts;
-    const float* shares;
+    Routed routed;
     /// `[used][k]`
     Columns hidden;
     const float* scales;
@@ -104,7 +138,7 @@ struct DownParams {
     /// `[rows]`
     float* y;
     /// Rows, and those of a block of threads.
-    uint32_t rows, share, used, k;
+    uint32_t rows, share, k;
     Split split;
 };
 
@@ -119,15 +153,17 @@ __device__ void down(const DownParams& p) {
     extern __shared__ __align__(16) uint8_t room[];
     __shared__ Arrival arrival;
     pass();
+    const Routed& routed = p.routed;
+    const uint32_t used = routed.used;
     const int units = p.k / 32;
     const uint32_t first = blockIdx.x * p.share, rows = min(p.share, p.rows - first);
     const uint32_t row_bytes = units / Rows::PER_BLOCK * F::BYTES, piece = brought(p.share * row_bytes);
     float* products = reinterpret_cast<float*>(room);
-    uint8_t* raw = room + (p.used * p.share * 4 + 15) / 16 * 16;
-    uint8_t* terms = raw + p.used * piece;
-    const int all = int(p.used * p.share);
+    uint8_t* raw = room + (used * p.share * 4 + 15) / 16 * 16;
+    uint8_t* terms = raw + used * piece;
+    const int all = int(used * p.share);
     if (threadIdx.x == 0) {
-        arrival.init(int(p.used) + (F::GRID > 0 ? 1 : 0));
+        arrival.init(int(used) + (F::GRID > 0 ? 1 : 0));
     }
     const uint32_t* grid = nullptr;
     if constexpr (F::GRID > 0) {
@@ -136,27 +172,35 @@ __device__ void down(const DownParams& p) {
         grid = reinterpret_cast<const uint32_t*>(arrival.bring(at, F::codebook(), F::GRID * 4));
     }
     const Rows one(terms, all, units, 0, grid);
-    // The kernel in front let this one start when it had waited for the routing: weights need not wait for more. It is
-    // read past the first-level cache, where another layer's may lie.
+    // The kernel in front lets this one start when it has chosen: weights need not wait for more. The choice is read past
+    // the first-level cache, where another layer's may lie.
     __shared__ const uint8_t* rows_of[WARP];
     __shared__ float shares[WARP];
-    if (threadIdx.x < p.used) {
-        shares[threadIdx.x] = __ldcg(p.shares + threadIdx.x);
-        const uint64_t slot = __ldcg(p.slots + __ldcg(p.experts + threadIdx.x));
+    if (threadIdx.x < used) {
+        uint32_t made;
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(made) : "l"(routed.made) : "memory");
+        if (made == 0) {
+            ready();
+        }
+        shares[threadIdx.x] = __ldcg(routed.shares + threadIdx.x);
+        const uint64_t slot = __ldcg(p.slots + __ldcg(routed.experts + threadIdx.x));
         rows_of[threadIdx.x] = reinterpret_cast<const uint8_t*>(slot + p.offset) + size_t(first) * row_bytes;
     }
     __syncthreads();
-    for (uint32_t i = 0; i < p.used; i++) {
+    for (uint32_t i = 0; i < used; i++) {
         arrival.bring(raw + i * piece, rows_of[i], rows * row_bytes);
     }
     const int groups = units / Rows::SHARE, lanes = int(p.split.lanes), across = int(p.split.across);
     const int mine = p.split.group(), slot = p.split.slot();
     ready();
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        *routed.made = 0;
+    }
     // Loads that are used last start first.
     const bool ends = threadIdx.x < rows;
     const float shared = ends ? p.shared[first + threadIdx.x] : 0.0f, scalar = ends ? *p.scalar : 0.0f;
     arrival.wait(0, false);
-    for (uint32_t i = slot; i < p.used && slot < across; i += across) {
+    for (uint32_t i = slot; i < used && slot < across; i += across) {
         const uint8_t* at = raw + i * piece + (reinterpret_cast<uintptr_t>(rows_of[i]) & 15);
         for (int group = mine; group < groups; group += lanes) {
             typename Rows::Column column;
@@ -167,14 +211,14 @@ __device__ void down(const DownParams& p) {
         }
     }
     __syncthreads();
-    one.add_up(p.split, int(p.used * rows), [&](int r, float sum) {
-        products[r] = p.scales == nullptr ? sum : sum * p.scales[p.experts[r / rows]];
+    one.add_up(p.split, int(used * rows), [&](int r, float sum) {
+        products[r] = p.scales == nullptr ? sum : sum * p.scales[routed.experts[r / rows]];
     });
     __syncthreads();
     if (ends) {
         float y = 0.0f;
 #pragma unroll 4
-        for (uint32_t i = 0; i < p.used; i++) {
+        for (uint32_t i = 0; i < used; i++) {
             y = fma(shares[i], products[i * rows + threadIdx.x], y);
         }
         p.y[first + threadIdx.x] = fma(sigmoid(scalar), shared, y);

@@ -409,9 +409,9 @@ __device__ void few(const FewParams& p) {
     extern __shared__ __align__(16) uint8_t raw[];
     Shared& s = *reinterpret_cast<Shared*>(raw);
     pass();
-    ready();
     const DeltaParams& d = p.delta;
     const ConvParams& conv = p.qkv.conv;
+    // The host brought it before the step's first kernel.
     const Portion portion = d.portions[blockIdx.y];
     const uint32_t head = blockIdx.x, key_head = head % d.key_heads, dim = d.key_dim;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, r = sharer(lane);
@@ -424,20 +424,20 @@ __device__ void few(const FewParams& p) {
         return part < 2 ? (part * d.key_heads + key_head) * dim : 2 * d.key_heads * dim + head * d.value_dim;
     };
     auto count = [&](uint32_t part) { return part < 2 ? dim : d.value_dim; };
-    const float* history = conv.state.from(portion) + conv.history;
-    const float* inputs = conv.rows + uint64_t(portion.row) * conv.channels;
+    auto bring_rows = [&](int first, int last, const float* from) {
 #pragma unroll 1
-    for (int i = warp; i < 3 * (back + rows); i += WARPS) {
-        const int part = i % 3, row = i / 3;
-        const float* from =
-            row < back ? history + uint64_t(row) * conv.channels : inputs + uint64_t(row - back) * conv.channels;
-        bring(s.rows[row] + part * dim, from + channel(part), count(part), lane);
-    }
+        for (int i = 3 * first + warp; i < 3 * last; i += WARPS) {
+            const int part = i % 3, row = i / 3;
+            bring(s.rows[row] + part * dim, from + uint64_t(row - first) * conv.channels + channel(part), count(part),
+                  lane);
+        }
+    };
+    // What an earlier step left, and weights, wait for nobody: no kernel of this step writes this version.
+    bring_rows(0, back, conv.state.from(portion) + conv.history);
     if (warp < 3) {
         bring(s.taps + warp * dim * conv.kernel, conv.taps + uint64_t(channel(warp)) * conv.kernel,
               count(warp) * conv.kernel, lane);
     }
-    end_copies();
     const uint64_t at = uint64_t(head) * d.value_dim * dim;
     const float* before = d.state.from(portion) + at;
     for (uint32_t c = warp; c < d.value_dim; c += WARPS) {
@@ -447,12 +447,15 @@ __device__ void few(const FewParams& p) {
             *reinterpret_cast<float4*>(&s.state[c][4 * lane]) = {};
         }
     }
+    if (warp == WARPS - 1) {
+        bring(s.gamma, p.gated_norm.gamma, d.value_dim, lane);
+    }
+    ready();
+    bring_rows(back, back + rows, conv.rows + uint64_t(portion.row) * conv.channels);
+    end_copies();
 #pragma unroll 1
     for (int t = warp; t < rows; t += WARPS) {
         bring(s.z[t], p.gated_norm.z + place(t), d.value_dim, lane);
-    }
-    if (warp == WARPS - 1) {
-        bring(s.gamma, p.gated_norm.gamma, d.value_dim, lane);
     }
     end_copies();
     if (warp == WARPS - 1 && lane < rows) {

@@ -175,6 +175,8 @@ struct DescendParams {
     float* partial;
     /// Rows of a block of threads.
     uint32_t rank, streams, width, share, row_bytes;
+    /// `2^32 / width`, rounded up: what a value's number is multiplied with for its stream's.
+    uint32_t inverse_width;
     float eps;
     Split split;
 };
@@ -275,7 +277,7 @@ __device__ void descend(const DescendParams& p) {
         const uint32_t i = base + lane * 4, at = from + i;
         float four[4] = {};
         if (i < here) {
-            const float scale = scales[at / p.width - first];
+            const float scale = scales[__umulhi(at, p.inverse_width) - first];
             const float4 value = *reinterpret_cast<const float4*>(staged + at - first * p.width);
             const float4 by = turn == 0   ? gammas[0]
                               : turn == 1 ? gammas[1]
@@ -408,6 +410,10 @@ __device__ void narrow(const NarrowParams& p) {
     for (uint32_t s = 0; s < AHEAD; s++) {
         normed[s] = warp == 0 && s < p.streams ? p.normed[size_t(s) * p.width + j + lane] : 0.0f;
     }
+    // A few streams: what there is of each is on its way meanwhile.
+    const bool moves = p.moved != nullptr && warp < int(p.streams);
+    const size_t place = warp * p.width + j + lane;
+    const float moved = moves ? p.moved[place] : 0.0f;
     for (int unit = warp; unit < units; unit += blockDim.x / WARP) {
         float low = 0.0f;
         const float* partial = p.partial + size_t(unit * 32 + lane) * p.segments;
@@ -430,10 +436,11 @@ __device__ void narrow(const NarrowParams& p) {
             sums[unit] = block.sums;
         }
     }
-    if (p.moved != nullptr) {
-        for (uint32_t s = warp; s < p.streams; s += blockDim.x / WARP) {
-            p.x[s * p.width + j + lane] = p.moved[s * p.width + j + lane];
-        }
+    if (moves) {
+        p.x[place] = moved;
+    }
+    for (uint32_t s = warp + blockDim.x / WARP; p.moved != nullptr && s < p.streams; s += blockDim.x / WARP) {
+        p.x[s * p.width + j + lane] = p.moved[s * p.width + j + lane];
     }
     __syncthreads();
     arrival.wait(0, false);

@@ -17,12 +17,42 @@ struct OneParams {
     /// Quantised, and as it is, for float weights.
     Columns x;
     const float* floats;
+    /// `[k]` each, or null: instead of quantised columns, `silu(gate) * up`, which every block of threads computes; and
+    /// where in shared memory. Those were there before the kernel in front let this one start, so it waits for that one
+    /// only to end behind it.
+    const float* gate;
+    const float* up;
+    uint32_t made;
     /// Matrices; rows of a chunk; buffers for chunks, one or two, and the bytes of each.
     uint32_t count, chunk, turns, buffer, k;
     /// Warps that only add up, where there are two buffers.
     uint32_t adders;
     Split split;
 };
+
+/// The SwiGLU of a column's gate and up products, quantised.
+__device__ inline Columns make_hidden(const OneParams& p, uint8_t* room) {
+    int8_t* q = reinterpret_cast<int8_t*>(room);
+    float* d = reinterpret_cast<float*>(q + p.k);
+    uint32_t* sums = reinterpret_cast<uint32_t*>(d + p.k / 32);
+    for (uint32_t base = threadIdx.x / WARP * WARP * 4; base < p.k; base += blockDim.x * 4) {
+        const uint32_t i = base + threadIdx.x % WARP * 4;
+        float4 gate = {}, up = {};
+        if (i < p.k) {
+            gate = *reinterpret_cast<const float4*>(p.gate + i), up = *reinterpret_cast<const float4*>(p.up + i);
+        }
+        const float four[4] = {swiglu(gate.x, up.x), swiglu(gate.y, up.y), swiglu(gate.z, up.z), swiglu(gate.w, up.w)};
+        const QuantisedSeveral block = quantise_several(four);
+        if (i < p.k) {
+            *reinterpret_cast<uint32_t*>(q + i) = block.q;
+            if (i % 32 == 0) {
+                d[i / 32] = block.d, sums[i / 32] = block.sums;
+            }
+        }
+    }
+    __syncthreads();
+    return {q, d, sums};
+}
 
 /// A block's rows of a block format, chunk by chunk.
 template <class F>
@@ -56,10 +86,13 @@ __device__ void block_rows(const OneParams& p, const OneMatrix& m, uint8_t* room
     const int warp = threadIdx.x / WARP, warps = blockDim.x / WARP, decoders = warps - int(p.adders);
     const int groups = units / Rows::SHARE, lanes = int(p.split.lanes), across = int(p.split.across);
     const int mine = p.split.group(), slot = p.split.slot();
-    ready();
+    if (p.gate == nullptr) {
+        ready();
+    }
+    const Columns x = p.gate == nullptr ? p.x : make_hidden(p, room + p.made);
     typename Rows::Column column;
     if (slot < across) {
-        column.load(p.x, mine);
+        column.load(x, mine);
     }
     auto add_up = [&](uint32_t first, int turn, int warp, int warps) {
         const Rows one(terms, chunk, units, turn, grid);
@@ -80,7 +113,7 @@ __device__ void block_rows(const OneParams& p, const OneMatrix& m, uint8_t* room
                 room + turn * p.buffer + (reinterpret_cast<uintptr_t>(m.weights + size_t(first) * row_bytes) & 15);
             for (int group = mine; group < groups && slot < across; group += lanes) {
                 if (group != mine || (number > 0 && groups > lanes)) {
-                    column.load(p.x, group);
+                    column.load(x, group);
                 }
                 one.put_rows(slot, across, rows, group, column, [&](int r) { return raw + r * row_bytes; });
             }
@@ -97,6 +130,9 @@ __device__ void block_rows(const OneParams& p, const OneMatrix& m, uint8_t* room
             __syncthreads();
         }
         turn ^= int(p.turns - 1);
+    }
+    if (p.gate != nullptr) {
+        ready();
     }
 }
 

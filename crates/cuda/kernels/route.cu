@@ -1,6 +1,6 @@
 // Routing, grouping, and the sum over experts: docs/qwen4exp.md, section 2.4. Nothing here asks the host: how many rows
 // an expert has is known on the device only.
-#include "one.cuh"
+#include "choose.cuh"
 
 namespace strata {
 
@@ -30,196 +30,19 @@ struct ChooseParams {
     const float* logits;
 };
 
-/// The larger one: `b`, if `a` isn't a number, as for the CPU.
-__device__ inline float larger(float a, float b) { return a > b ? a : b; }
-
 constexpr uint32_t CHOOSERS = 512;
-/// Experts of a layer, at most. Twin: `MOST_EXPERTS` in `ops/route.rs`.
-constexpr uint32_t MOST_EXPERTS = 2048;
-
-/// Softmax over a row's logits `x`, the `used` largest (ties, and what isn't a number, to the lower id), renormalised, by
-/// id. Of a block of `CHOOSERS` threads; thread `i` below `used`, at most 32, gets expert and share number `i`. Whoever
-/// has fewer than `used` before it is chosen: first among its warp's own, then among what the warps have left.
-__device__ inline void choose(const Routing& r, const float* x, uint32_t& expert, float& share) {
-    constexpr uint32_t WARPS = CHOOSERS / WARP;
-    __shared__ float values[MOST_EXPERTS];
-    __shared__ __align__(16) uint64_t keys[MOST_EXPERTS], best[WARPS * WARP];
-    __shared__ uint32_t before[WARPS * WARP], chosen[WARP];
-    __shared__ float maxima[WARPS], sorted[WARP], sum_of_all;
-    const uint32_t thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
-    const uint32_t candidates = WARPS * r.used, parts = CHOOSERS / candidates;
-    float largest = from_bits(0xff800000u);
-    for (uint32_t j = thread; j < r.all; j += CHOOSERS) {
-        // Past the first-level cache: other blocks of this launch may have written them.
-        values[j] = __ldcg(x + j);
-        largest = larger(values[j], largest);
-    }
-    for (int width = WARP / 2; width > 0; width /= 2) {
-        largest = larger(__shfl_xor_sync(ALL, largest, width), largest);
-    }
-    if (lane == 0) {
-        maxima[warp] = largest;
-    }
-    before[thread] = 0, best[thread] = 0;
-    __syncthreads();
-    largest = maxima[0];
-#pragma unroll
-    for (uint32_t w = 1; w < WARPS; w++) {
-        largest = larger(maxima[w], largest);
-    }
-    for (uint32_t j = thread; j < r.all; j += CHOOSERS) {
-        values[j] = exp(values[j] - largest);
-    }
-    __syncthreads();
-    if (warp == 0) {
-        float sum = 0.0f;
-        each_value(values, r.all, lane, [&](int, float value) { sum = sum + value; });
-        sum = fold(sum);
-        if (lane == 0) {
-            sum_of_all = sum;
-        }
-    }
-    __syncthreads();
-    // Shares are not negative, so their bits are in their order; what isn't a number comes last. 0 is for those that
-    // don't exist.
-    for (uint32_t j = thread; j < (r.all + WARP - 1) / WARP * WARP; j += CHOOSERS) {
-        uint64_t key = 0;
-        if (j < r.all) {
-            const float value = __fdiv_rn(values[j], sum_of_all);
-            values[j] = value;
-            key = uint64_t(isnan(value) ? 1 : to_bits(value) + 2) << 32 | ~j;
-        }
-        keys[j] = key;
-    }
-    __syncwarp();
-    for (uint32_t j = thread; j < r.all; j += CHOOSERS) {
-        const uint64_t own = keys[j];
-        uint32_t larger_ones = 0;
-        for (uint32_t from = warp * WARP; from < r.all; from += CHOOSERS) {
-#pragma unroll 8
-            for (uint32_t i = 0; i < WARP; i += 2) {
-                const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(keys + from + i);
-                larger_ones += two.x > own;
-                larger_ones += two.y > own;
-            }
-        }
-        if (larger_ones < r.used) {
-            best[larger_ones * WARPS + warp] = own;
-        }
-    }
-    __syncthreads();
-    // Several threads share the comparisons of a candidate.
-    const uint32_t candidate = thread % candidates, part = thread / candidates;
-    const uint64_t own = best[candidate];
-    if (part < parts && own != 0) {
-        uint32_t larger_ones = 0;
-#pragma unroll 8
-        for (uint32_t i = 2 * part; i < candidates; i += 2 * parts) {
-            const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(best + i);
-            larger_ones += two.x > own;
-            larger_ones += two.y > own;
-        }
-        atomicAdd(before + candidate, larger_ones);
-    }
-    __syncthreads();
-    if (thread < candidates && own != 0 && before[thread] < r.used) {
-        chosen[before[thread]] = ~uint32_t(own);
-    }
-    __syncthreads();
-    if (warp == 0) {
-        const uint32_t mine = lane < r.used ? chosen[lane] : ~0u;
-        uint32_t place = 0;
-#pragma unroll
-        for (uint32_t i = 0; i < WARP; i++) {
-            place += i < r.used && chosen[i] < mine;
-        }
-        __syncwarp();
-        if (lane < r.used) {
-            chosen[place] = mine, sorted[place] = values[mine];
-        }
-        __syncwarp();
-        float total = 0.0f;
-#pragma unroll
-        for (uint32_t i = 0; i < WARP; i++) {
-            total = i < r.used ? total + sorted[i] : total;
-        }
-        if (lane < r.used) {
-            expert = chosen[lane], share = __fdiv_rn(sorted[lane], total);
-        }
-    }
-    __syncthreads();
-}
 
 /// A block a row.
 extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_choose(const __grid_constant__ ChooseParams p) {
-    const uint32_t row = blockIdx.x;
+    __shared__ __align__(16) uint8_t room[choice_room(MOST_EXPERTS)];
+    const uint32_t row = blockIdx.x, i = threadIdx.x;
+    const Routing& r = p.r;
     pass();
     ready();
-    uint32_t expert;
-    float share;
-    choose(p.r, p.logits + uint64_t(row) * p.r.all, expert, share);
-    if (threadIdx.x < p.r.used) {
-        p.r.experts[row * p.r.used + threadIdx.x] = expert;
-        p.r.shares[row * p.r.used + threadIdx.x] = share;
-    }
-}
-
-struct RouteOneParams {
-    Routing r;
-    /// `[all][k]`, of a `Code`.
-    const uint8_t* weights;
-    const float* x;
-    const float* scale;
-    /// `[all]`
-    float* logits;
-    /// How many blocks of threads are done; zero before and after.
-    uint32_t* finished;
-    uint32_t format, k, share;
-};
-
-/// The router's products and the choice for one row, whose pairs are grouped as they are: its experts differ, and are
-/// in order. The block of threads that is done last chooses.
-extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_route_one(const __grid_constant__ RouteOneParams p) {
-    extern __shared__ __align__(16) uint8_t room[];
-    __shared__ Arrival arrivals[PIECES];
-    __shared__ bool last;
-    const uint32_t begin = blockIdx.x * p.share, rows = min(p.share, p.r.all - begin), i = threadIdx.x;
-    auto emit = [&](uint32_t row, float sum) {
-        p.logits[row] = p.scale == nullptr ? sum : sum * *p.scale;
-        __threadfence();
-    };
-    switch (p.format) {
-        case CODE_f32:
-            float_rows(room, arrivals, reinterpret_cast<const float*>(p.weights), begin, rows, p.x, p.k, emit);
-            break;
-        case CODE_f16:
-            float_rows(room, arrivals, reinterpret_cast<const Half*>(p.weights), begin, rows, p.x, p.k, emit);
-            break;
-        default:
-            float_rows(room, arrivals, reinterpret_cast<const Bfloat*>(p.weights), begin, rows, p.x, p.k, emit);
-    }
-    __syncthreads();
-    if (i == 0) {
-        last = atomicAdd(p.finished, 1u) == gridDim.x - 1;
-        __threadfence();
-    }
-    __syncthreads();
-    if (!last) {
-        return;
-    }
-    // Not before: what runs beside this kernel needs the room that the next one's blocks would take.
-    pass();
-    uint32_t expert;
-    float share;
-    choose(p.r, p.logits, expert, share);
-    if (i < p.r.used) {
-        p.r.experts[i] = p.r.unit_expert[i] = expert, p.r.shares[i] = share;
-        p.r.places[i] = p.r.unit_first[i] = i;
-        p.r.order[i] = 0, p.r.unit_places[i] = 1;
-    }
-    if (i == 0) {
-        *p.r.units = p.r.used;
-        *p.finished = 0;
+    const Choice choice = choose(p.logits + uint64_t(row) * r.all, r.all, r.used, room);
+    if (i < r.used) {
+        r.experts[row * r.used + i] = choice.expert;
+        r.shares[row * r.used + i] = choice.share;
     }
 }
 

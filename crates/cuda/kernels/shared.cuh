@@ -118,6 +118,13 @@ struct Arrival {
 #endif
     }
 
+    /// By the thread that brings, behind a barrier: pieces may come to where other threads have written.
+    __device__ static void over_written() {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    }
+
     /// Starts copying `bytes` bytes, and returns where the first will lie. All threads call it; on GPUs with a copy
     /// engine in each multiprocessor the first has it do the work. Copied are the whole 16 bytes that the first and the
     /// last lie in, which are the same allocation's: those start and end at multiples of 16.

@@ -59,26 +59,54 @@ __device__ inline void terms(const Unit& u, const uint4& low, const uint4& high,
     }
 }
 
-/// A segment's sum: its terms in ascending order, from zero. They start at multiples of 16 bytes.
+/// A segment's sum: its terms in ascending order, from zero. They start at multiples of 16 bytes. Eight are on their way
+/// while eight are added: the chain is long enough without waiting for memory.
 template <class F>
 __device__ inline float chain(const float2* first, const float2* second, int count) {
+    constexpr int EIGHT = 8, PAIRS = EIGHT / 2, KINDS = SECOND<F> ? 2 : 1;
     float acc = 0.0f;
-    int i = 0;
-#pragma unroll 4
-    for (; i + 2 <= count; i += 2) {
-        const float4 two = *reinterpret_cast<const float4*>(first + i);
-        if constexpr (SECOND<F>) {
-            const float4 other = *reinterpret_cast<const float4*>(second + i);
-            acc = fma(other.y, other.x, fma(two.y, two.x, acc));
-            acc = fma(other.w, other.z, fma(two.w, two.z, acc));
-        } else {
-            acc = fma(two.w, two.z, fma(two.y, two.x, acc));
+    auto load = [&](float4 (&to)[KINDS][PAIRS], int from) {
+#pragma unroll
+        for (int n = 0; n < PAIRS; n++) {
+            to[0][n] = *reinterpret_cast<const float4*>(first + from + 2 * n);
+            if constexpr (SECOND<F>) {
+                to[1][n] = *reinterpret_cast<const float4*>(second + from + 2 * n);
+            }
         }
+    };
+    auto add = [&](const float4 (&of)[KINDS][PAIRS]) {
+#pragma unroll
+        for (int n = 0; n < PAIRS; n++) {
+            const float4 two = of[0][n], other = of[KINDS - 1][n];
+            acc = fma(two.y, two.x, acc);
+            acc = SECOND<F> ? fma(other.y, other.x, acc) : acc;
+            acc = fma(two.w, two.z, acc);
+            acc = SECOND<F> ? fma(other.w, other.z, acc) : acc;
+        }
+    };
+    float4 even[KINDS][PAIRS], odd[KINDS][PAIRS];
+    int i = 0;
+    if (count >= EIGHT) {
+        load(even, 0);
     }
-    if (i < count) {
-        acc = fma(first[i].x, first[i].y, acc);
+#pragma unroll 1
+    for (; i + 2 * EIGHT <= count; i += 2 * EIGHT) {
+        load(odd, i + EIGHT);
+        add(even);
+        if (i + 3 * EIGHT <= count) {
+            load(even, i + 2 * EIGHT);
+        }
+        add(odd);
+    }
+    if (i + EIGHT <= count) {
+        add(even);
+        i += EIGHT;
+    }
+#pragma unroll 1
+    for (; i < count; i++) {
+        acc = fma(first[i].y, first[i].x, acc);
         if constexpr (SECOND<F>) {
-            acc = fma(second[i].x, second[i].y, acc);
+            acc = fma(second[i].y, second[i].x, acc);
         }
     }
     return acc;

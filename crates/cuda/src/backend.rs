@@ -10,14 +10,14 @@ use strata_backend::{
 use strata_plan::{Arena, Limits, Plan};
 use strata_residency::{ExpertStore, LayerSource};
 
-use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, Stream};
+use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, PinnedMemory, Stream};
 use crate::inputs::{Ids, Inputs};
 use crate::memory::{self, Described};
-use crate::ops::{self, Columns, Kernels, Left, LeftDown, OpError, Routing};
-use crate::recording::{Cost, MOST_ROWS, Recordings, Waiting, rows};
+use crate::ops::{self, Columns, Kernels, Left, LeftExperts, OpError, Routing};
+use crate::recording::{self, Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
-use crate::weights::Weights;
+use crate::weights::{Matrix, Weights};
 use crate::{Failed, failed};
 
 /// A GPU, not yet built into a backend.
@@ -125,8 +125,9 @@ pub(crate) struct CudaBackend {
     pub(crate) decoded: DeviceSlice<u8>,
     /// A mixer's write that is queued with the next norm.
     pub(crate) left: Option<Left>,
-    /// What is left to do of one row's experts.
-    pub(crate) left_down: Option<LeftDown>,
+    /// One row's routing that is left to its experts, and experts that are left to the sum over them.
+    pub(crate) left_route: Option<(Matrix, DeviceSlice<f32>)>,
+    pub(crate) left_experts: Option<LeftExperts>,
     /// `[context][cos, sin][rotary / 2]`
     pub(crate) rope: DeviceSlice<f32>,
     scratch: DeviceSlice<u8>,
@@ -134,7 +135,7 @@ pub(crate) struct CudaBackend {
     kept: Scratch,
     buffers: Vec<DeviceSlice<f32>>,
     /// Of the largest logits, on their way to the host.
-    pub(crate) ranks: Vec<u64>,
+    pub(crate) ranks: PinnedMemory<u64>,
     timed: Vec<Timed>,
     spare: Vec<Event>,
     counters: Counters,
@@ -146,6 +147,8 @@ pub(crate) struct CudaBackend {
     /// Ops of short windows that wait for somebody to want their results.
     waiting: Vec<Waiting>,
     recordings: Recordings,
+    /// Whether the first ops since a fence are under way.
+    started: bool,
     /// Whether ops are being recorded.
     pub(crate) recording: bool,
     /// Bytes free on the GPU before anything of the model was there.
@@ -201,11 +204,12 @@ impl CudaBackend {
             end_of_side: Event::new(&context).map_err(failed)?,
             fresh: None,
             left: None,
-            left_down: None,
+            left_route: None,
+            left_experts: None,
             rope,
             scratch: memory.part(described.scratch.offset(), described.scratch.bytes()),
             buffers: buffers.collect(),
-            ranks: Vec::with_capacity(spec.sequences * MOST_LARGEST),
+            ranks: PinnedMemory::new(&context, spec.sequences * MOST_LARGEST).map_err(failed)?,
             timed: Vec::new(),
             spare: Vec::new(),
             counters: Counters::default(),
@@ -214,6 +218,7 @@ impl CudaBackend {
             failure: None,
             waiting: Vec::new(),
             recordings: Recordings::default(),
+            started: false,
             recording: false,
             stream,
             free,
@@ -449,11 +454,17 @@ impl Backend for CudaBackend {
         if waiting.collides(&self.waiting) {
             self.flush()?;
         }
+        let ends_start = !self.started && recording::ends_start(&self.waiting, op);
         self.waiting.push(waiting);
+        if ends_start {
+            self.started = true;
+            self.flush()?;
+        }
         Ok(())
     }
 
     fn fence(&mut self) -> Fence {
+        self.started = false;
         self.fenced += 1;
         let fence = Fence(self.fenced);
         let set = self.flush().and_then(|()| {

@@ -12,6 +12,8 @@ use crate::driver::Graph;
 pub(crate) const MOST_ROWS: usize = 32;
 /// Ops of the shortest list that is worth a recording.
 const FEWEST_OPS: usize = 8;
+/// Ops that a step starts with: the GPU works on them while the host lists, and launches, the others.
+const START_OPS: usize = 16;
 /// Recordings that are kept.
 const MOST_RECORDINGS: usize = 64;
 
@@ -130,6 +132,11 @@ pub(crate) fn rows(op: &Op<'_>) -> usize {
     }
 }
 
+/// Whether a step's first recording ends with `op`, behind those that wait: with a layer, so that nothing is left to do for the next op.
+pub(crate) fn ends_start(waiting: &[Waiting], op: &Op<'_>) -> bool {
+    waiting.len() >= START_OPS && matches!(op, Op::Combine { .. })
+}
+
 /// What an op costs: its family, its share of the time of the work that it is part of, and the bytes that it reads.
 pub(crate) type Cost = (Family, f64, usize);
 
@@ -207,6 +214,18 @@ mod tests {
         assert!(ngram(5, &[], 1).collides(&list) && !ngram(5, &[], 0).collides(&list));
         assert!(!head.collides(&list) && head.collides(std::slice::from_ref(&head)));
         assert!(!read.collides(&list) && !ngram(5, &[2], 1).collides(&[]));
+    }
+
+    /// Oracle: a layer's last op, once there is enough for the GPU to work on meanwhile.
+    #[test]
+    fn a_step_starts_with_whole_layers() {
+        let w = Weight(0);
+        let shared = strata_backend::SharedWeights { gate: w, up: w, down: w, scalar: w };
+        let (u, y) = (Buffer(0), Buffer(1));
+        let (group, combine) = (Op::Group { rows: 1 }, Op::Combine { shared, rows: 1, u, y });
+        let waiting = vec![Waiting::new(&group); START_OPS];
+        assert!(ends_start(&waiting, &combine) && !ends_start(&waiting, &group));
+        assert!(!ends_start(&waiting[1..], &combine));
     }
 
     /// Oracle: tokens and positions differ from step to step, layers don't.

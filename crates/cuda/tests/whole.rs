@@ -131,6 +131,27 @@ fn replayed_neighbours() {
     }
 }
 
+/// A synthetic model, with a tensor's bytes changed.
+fn spoilt(folder: &Path, tensor: &str, spoil: impl FnOnce(&mut [u8])) -> PathBuf {
+    let path = synth(folder, Geometry::tiny(), Mix::pure(Format::Q8_0));
+    let gguf = strata_gguf::Gguf::open(&path).unwrap();
+    let found = gguf.tensors().iter().find(|found| found.name == tensor).unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    spoil(&mut bytes[found.offset as usize..][..found.bytes as usize]);
+    drop(gguf);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// A router of zeros: all experts are alike, and the lowest are chosen.
+#[test]
+fn experts_that_tie() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = spoilt(folder.path(), "blk.1.ffn_gate_inp.weight", |bytes| bytes.fill(0));
+    let config = EngineConfig { window: Some(24), context: Some(64), ..Default::default() };
+    compare(&path, &config, &ids(200, 30), 3);
+}
+
 /// Oracle: the CPU's sentence. A tensor of NaN is found in the same place, by long windows and by short ones, and the engine goes on.
 #[test]
 fn broken_weights_are_found_alike() {
@@ -144,15 +165,10 @@ fn broken_weights_are_found_alike() {
         "blk.0.hc_attn_down.weight",
         "output.weight",
     ] {
-        let path = synth(folder.path(), Geometry::tiny(), Mix::pure(Format::Q8_0));
-        let gguf = strata_gguf::Gguf::open(&path).unwrap();
-        let found = gguf.tensors().iter().find(|found| found.name == tensor).unwrap();
-        let mut bytes = std::fs::read(&path).unwrap();
         // A block of Q8_0 begins with its scale, in half precision.
-        let blocks = bytes[found.offset as usize..][..found.bytes as usize].chunks_exact_mut(34);
-        blocks.for_each(|block| block[..2].copy_from_slice(&0x7e00u16.to_le_bytes()));
-        drop(gguf);
-        std::fs::write(&path, bytes).unwrap();
+        let path = spoilt(folder.path(), tensor, |bytes| {
+            bytes.chunks_exact_mut(34).for_each(|block| block[..2].copy_from_slice(&0x7e00u16.to_le_bytes()));
+        });
         let config = EngineConfig { window: Some(48), context: Some(64), ..Default::default() };
         let Some(engines) = engines(&path, &config) else { return };
         let [ours, theirs] = engines.map(|mut engine| {

@@ -131,7 +131,7 @@ entry_points! {
     fill = "cuMemsetD8Async" (DevicePtr, u8, usize, Opaque);
     stream_create = "cuStreamCreate" (*mut Opaque, c_uint);
     stream_destroy = "cuStreamDestroy_v2" (Opaque);
-    stream_synchronize = "cuStreamSynchronize" (Opaque);
+    stream_query = "cuStreamQuery" (Opaque);
     stream_wait = "cuStreamWaitEvent" (Opaque, Opaque, c_uint);
     capture_begin = "cuStreamBeginCapture_v2" (Opaque, c_int);
     capture_end = "cuStreamEndCapture" (Opaque, *mut Opaque);
@@ -142,7 +142,7 @@ entry_points! {
     event_create = "cuEventCreate" (*mut Opaque, c_uint);
     event_destroy = "cuEventDestroy_v2" (Opaque);
     event_record = "cuEventRecord" (Opaque, Opaque);
-    event_synchronize = "cuEventSynchronize" (Opaque);
+    event_query = "cuEventQuery" (Opaque);
     event_elapsed = "cuEventElapsedTime" (*mut f32, Opaque, Opaque);
     module_load = "cuModuleLoadData" (*mut Opaque, *const c_void);
     module_unload = "cuModuleUnload" (Opaque);

@@ -170,11 +170,11 @@ pub(crate) const ASIDE: usize = 32;
 
 /// What the shared expert needs while it runs.
 pub(crate) struct SharedRoom {
-    gate: DeviceSlice<f32>,
-    up: DeviceSlice<f32>,
+    pub(crate) gate: DeviceSlice<f32>,
+    pub(crate) up: DeviceSlice<f32>,
     hidden: Input,
-    shared: DeviceSlice<f32>,
-    scalar: DeviceSlice<f32>,
+    pub(crate) shared: DeviceSlice<f32>,
+    pub(crate) scalar: DeviceSlice<f32>,
 }
 
 impl SharedRoom {
@@ -205,7 +205,7 @@ impl CudaBackend {
         let (d, moe) = (self.spec.shape.hidden, self.spec.shape.moe);
         self.routing.check(rows)?;
         // What an op that failed may have left.
-        self.left_down = None;
+        self.left_experts = None;
         let slots = *self.weights.slots(layer.0)?;
         let mut scales = [None; 3];
         for (scale, weight) in scales.iter_mut().zip(w.scales) {
@@ -224,12 +224,16 @@ impl CudaBackend {
         let gate = product(w.gate, 0, moe.width, scales[0], true);
         let up = product(w.up, slots.up, moe.width, scales[1], true);
         let down = product(w.down, slots.down, d, scales[2], false);
-        self.prepare_for(&input, [w.gate, w.up].iter().any(|format| !format.is_float()))?;
         // Which experts a window uses is known on the device only: the most that it can be.
         let read = (rows * moe.used).min(moe.experts) * slots.stride;
-        if rows == 1 && self.hidden_one(w, scales, &slots, &input, &room.hidden)? {
-            return Ok(read);
+        if let Some((router, routed)) = self.left_route.take() {
+            self.left_experts = self.experts_one(router, w, scales, &slots, &input, &room.hidden);
+            if self.left_experts.is_some() {
+                return Ok(read);
+            }
+            self.route_now(router, routed)?;
         }
+        self.prepare_for(&input, [w.gate, w.up].iter().any(|format| !format.is_float()))?;
         if !self.hidden(&gate, &up, &input, &room.hidden, !w.down.is_float())? {
             self.unit_pieces(&[&gate, &up], &input, room.pieces)?;
             self.grouped(&gate, &input, room.gate, room.pieces)?;
@@ -415,6 +419,12 @@ impl CudaBackend {
         self.settle(gate, quantised, wanted)
     }
 
+    /// The shared expert's last product, behind its first ones.
+    pub(crate) fn shared_down(&self, down: &Matrix, room: &SharedRoom) -> Result<(), BackendError> {
+        self.swiglu(&room.hidden, room.up, down.k, any_blocks(&[*down]))?;
+        self.product(down, &room.hidden, room.shared)
+    }
+
     /// The experts' products weighed and summed, with the shared expert.
     pub(crate) fn combine(
         &mut self,
@@ -434,22 +444,21 @@ impl CudaBackend {
         let mut place = if few { self.room_aside() } else { self.room() };
         let (room, input) = (SharedRoom::new(&self.spec, u, &mut place), self.mixed(u));
         let scalar = Matrix { format: Format::F32, rows: 1, k: d, bytes: scalar.cast(), scale: None };
+        let read = [gate, up, down].iter().map(|w| w.bytes.len()).sum();
+        if let Some(left) = self.left_experts.take() {
+            self.combine_one(left, [gate, up, down, scalar], &input, &room, y)?;
+            return Ok(read);
+        }
         let shared = |backend: &Self| {
             backend.prepare(&input, &[gate, up])?;
             backend.products(&[(gate, room.gate), (up, room.up), (scalar, room.scalar)], &input)?;
-            backend.swiglu(&room.hidden, room.up, width, any_blocks(&[down]))?;
-            backend.product(&down, &room.hidden, room.shared)
+            backend.shared_down(&down, &room)
         };
         // It needs nothing but the mixer's output, which is there since before the routing.
         if few && self.fresh == Some(u.address()) {
             self.aside(shared)?
         } else {
             shared(self)?
-        }
-        let read = [gate, up, down].iter().map(|w| w.bytes.len()).sum();
-        if let Some(left) = self.left_down.take().filter(|_| rows == 1) {
-            self.down_left(left, room.shared, room.scalar, y)?;
-            return Ok(read);
         }
         let p = CombineParams {
             routing: self.routing.params(&moe),

@@ -1,23 +1,25 @@
-//! The routed experts of one row: `kernels/experts_one.cu`. Two kernels, of which the second is left to do until the shared expert is
-//! there, too.
+//! The experts of one row: `kernels/experts_one.cu`. Nothing is queued before the op that sums them: then the router, the shared expert and the
+//! routed ones are known, and share launches.
 
 use strata_backend::{BackendError, ExpertWeights};
 use strata_quant::Format;
 
+use super::experts::SharedRoom;
 use super::input::{Input, Target};
-use super::one::{Formats, Split, THREADS, brought};
+use super::one::{Formats, One, Split, THREADS, Wanted, brought};
+use super::route::{Routed, choice_room};
 use super::{ByFormat, OpError, SEGMENT, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
-use crate::weights::Slots;
+use crate::weights::{Matrix, Slots};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct HiddenParams {
     slots: u64,
     up: u64,
-    experts: u64,
+    routed: Routed,
     q: u64,
     d: u64,
     sums: u64,
@@ -34,8 +36,7 @@ struct HiddenParams {
 struct DownParams {
     slots: u64,
     offset: u64,
-    experts: u64,
-    shares: u64,
+    routed: Routed,
     q: u64,
     d: u64,
     sums: u64,
@@ -45,9 +46,9 @@ struct DownParams {
     y: u64,
     rows: u32,
     share: u32,
-    used: u32,
     k: u32,
     split: Split,
+    padding: u32,
 }
 
 /// Hidden values of a block of threads, and threads of a block, at most: of formats whose units have no bytes in common, and of others.
@@ -80,13 +81,15 @@ impl ExpertsOne {
     }
 }
 
-/// The products with down and the sum over experts, which are left to do.
+/// Kernels that are left to do: which, and how.
 #[derive(Clone, Copy)]
-pub(crate) struct LeftDown {
-    format: Format,
-    grid: Grid,
-    shared: usize,
-    p: DownParams,
+pub(crate) struct LeftExperts {
+    router: Matrix,
+    formats: [Format; 2],
+    grids: [Grid; 2],
+    shared: [usize; 2],
+    hidden: HiddenParams,
+    down: DownParams,
 }
 
 /// How many rows a block of the second kernel takes, its threads and its bytes of shared memory; None without room for one row.
@@ -114,63 +117,52 @@ fn down_layout(
 }
 
 impl CudaBackend {
-    /// Hidden values of the experts that one row is routed to; the rest is left to `down_left`. False, with nothing queued, where there are
-    /// no kernels for these formats and sizes.
-    pub(crate) fn hidden_one(
-        &mut self,
+    /// What is to be done for the experts that one row is routed to by `router`; none where there are no kernels for these formats and sizes.
+    pub(crate) fn experts_one(
+        &self,
+        router: Matrix,
         w: &ExpertWeights,
         scales: [Option<DeviceSlice<f32>>; 3],
         slots: &Slots,
         input: &Input,
-        hidden: &Input,
-    ) -> Result<bool, BackendError> {
+        values: &Input,
+    ) -> Option<LeftExperts> {
         let (d, moe) = (self.spec.shape.hidden, self.spec.shape.moe);
-        let formats = &self.kernels.products.one.formats;
+        let One { formats, .. } = &self.kernels.products.one;
         let blocks = w.gate == w.up && !w.gate.is_float() && !w.down.is_float();
-        if !blocks || !moe.width.is_multiple_of(HIDDEN) {
-            return Ok(false);
+        if !blocks || !router.format.is_float() || !moe.width.is_multiple_of(HIDDEN) {
+            return None;
         }
-        let (Some(row), Some(down)) =
-            (w.gate.row_bytes(d), down_layout(formats, w.down, [d, moe.width, moe.used]))
-        else {
-            return Ok(false);
-        };
+        let (share, down_threads, down_shared) = down_layout(formats, w.down, [d, moe.width, moe.used])?;
         let (terms, grid) = formats.terms(w.gate, d / 32);
-        let shared = 2 * brought(HIDDEN * row) + 2 * HIDDEN * terms + grid;
+        let rows = 2 * brought(HIDDEN * w.gate.row_bytes(d)?);
+        let shared = rows.max(choice_room(moe.experts)) + 2 * HIDDEN * terms + grid;
         if !formats.allow(shared) {
-            return Ok(false);
+            return None;
         }
         let most = HIDDEN_THREADS[usize::from(formats.together(w.gate) > 1)];
         let threads = formats.threads(w.gate, d / 32, most);
-        let routing = self.routing.params(&moe);
+        let routed = self.routing.routed(&moe);
         let [q, d_x, sums] = input.quantised_addresses();
-        let p = HiddenParams {
+        let hidden = HiddenParams {
             slots: slots.table.address(),
             up: slots.up as u64,
-            experts: routing.unit_expert,
+            routed,
             q,
             d: d_x,
             sums,
             gate_scales: scales[0].map_or(0, DeviceSlice::address),
             up_scales: scales[1].map_or(0, DeviceSlice::address),
-            hidden: hidden.target(true, moe.width),
+            hidden: values.target(true, moe.width),
             width: moe.width as u32,
             k: d as u32,
             split: formats.split(w.gate, d / 32, threads),
         };
-        let blocks = [(moe.width / HIDDEN) as u32, moe.used as u32, 1];
-        let grid = Grid { blocks, threads: threads as u32 };
-        let kernel = &self.kernels.experts_one.0.of(w.gate).hidden;
-        // SAFETY: one row is routed to `used` experts, whose slots start with the gate's rows and have those of up behind the offset;
-        // `hidden` has a place for each.
-        unsafe { kernel.launch_with(&self.stream, grid, shared as u32, &p) }.map_err(Failed::from)?;
-        let (share, threads, shared) = down;
-        let [q, d_x, sums] = hidden.quantised_addresses();
-        let p = DownParams {
+        let [q, d_x, sums] = values.quantised_addresses();
+        let down = DownParams {
             slots: slots.table.address(),
             offset: slots.down as u64,
-            experts: routing.unit_expert,
-            shares: routing.shares,
+            routed,
             q,
             d: d_x,
             sums,
@@ -180,27 +172,52 @@ impl CudaBackend {
             y: 0,
             rows: d as u32,
             share: share as u32,
-            used: moe.used as u32,
             k: moe.width as u32,
-            split: formats.split(w.down, moe.width / 32, threads),
+            split: formats.split(w.down, moe.width / 32, down_threads),
+            padding: 0,
         };
-        let grid = Grid { blocks: [d.div_ceil(share) as u32, 1, 1], threads: threads as u32 };
-        self.left_down = Some(LeftDown { format: w.down, grid, shared, p });
-        Ok(true)
+        let grids = [
+            Grid { blocks: [(moe.width / HIDDEN) as u32, moe.used as u32, 1], threads: threads as u32 },
+            Grid { blocks: [d.div_ceil(share) as u32, 1, 1], threads: down_threads as u32 },
+        ];
+        let formats = [w.gate, w.down];
+        Some(LeftExperts { router, formats, grids, shared: [shared, down_shared], hidden, down })
     }
 
-    /// What `hidden_one` left: products with down, summed over experts, with the shared expert's.
-    pub(crate) fn down_left(
-        &self,
-        left: LeftDown,
-        shared: DeviceSlice<f32>,
-        scalar: DeviceSlice<f32>,
+    /// Queues what `experts_one` left: the router with the shared expert's first products, the routed experts' hidden values, its last product,
+    /// and theirs with the sum.
+    pub(crate) fn combine_one(
+        &mut self,
+        left: LeftExperts,
+        [gate, up, down, scalar]: [Matrix; 4],
+        input: &Input,
+        room: &SharedRoom,
         y: DeviceSlice<f32>,
     ) -> Result<(), BackendError> {
-        let p = DownParams { shared: shared.address(), scalar: scalar.address(), y: y.address(), ..left.p };
-        let kernel = &self.kernels.experts_one.0.of(left.format).down;
-        // SAFETY: as for `hidden_one`; `shared` and `y` are one row each.
-        let queued = unsafe { kernel.launch_with(&self.stream, left.grid, left.shared as u32, &p) };
+        self.prepare(input, &[gate, up])?;
+        let logits = self.routing.logits;
+        let products = [(gate, room.gate), (up, room.up), (left.router, logits), (scalar, room.scalar)];
+        self.products(&products, input)?;
+        let hidden = &self.kernels.experts_one.0.of(left.formats[0]).hidden;
+        // SAFETY: one row is routed to `used` experts, whose slots start with the gate's rows and have those of up behind the offset; `hidden`
+        // has a place for each.
+        unsafe { hidden.launch_with(&self.stream, left.grids[0], left.shared[0] as u32, &left.hidden) }
+            .map_err(Failed::from)?;
+        // It finds room beside the kernel in front, which lets it start when the products above are there.
+        let wanted = Wanted::new(&down, room.shared);
+        let one = &self.kernels.products.one;
+        if !one.launch_hidden(&self.stream, &wanted, [room.gate, room.up]).map_err(Failed::from)? {
+            self.shared_down(&down, room)?;
+        }
+        let (shared, scalar) = (room.shared.address(), room.scalar.address());
+        let p = DownParams { shared, scalar, y: y.address(), ..left.down };
+        let kernel = &self.kernels.experts_one.0.of(left.formats[1]).down;
+        // SAFETY: as above; `shared` and `y` are one row each.
+        let queued = unsafe { kernel.launch_with(&self.stream, left.grids[1], left.shared[1] as u32, &p) };
+        if queued.is_err() {
+            // The choice would be taken for the next one's.
+            self.routing.start(&self.stream).map_err(Failed::from)?;
+        }
         Ok(queued.map_err(Failed::from)?)
     }
 }

@@ -165,14 +165,7 @@ impl CudaBackend {
         }
         let (together, apart): (Vec<_>, Vec<_>) =
             list.iter().copied().partition(|(w, _)| cols == 1 && products.one.fits(w.format, k));
-        let wanted = |&(w, out): &(Matrix, DeviceSlice<f32>)| Wanted {
-            format: w.format,
-            weights: w.bytes,
-            rows: w.rows,
-            scale: w.scale,
-            out,
-        };
-        let together: Vec<Wanted> = together.iter().map(wanted).collect();
+        let together: Vec<Wanted> = together.iter().map(|(w, out)| Wanted::new(w, *out)).collect();
         let (floats_apart, apart): (Vec<_>, Vec<_>) =
             apart.into_iter().partition(|(w, _)| w.format.is_float());
         let queue = || -> Result<(), DriverError> {
@@ -186,7 +179,7 @@ impl CudaBackend {
             let (few, many): (Vec<_>, Vec<_>) =
                 apart.into_iter().partition(|(w, _)| products.few_fits(w.format, k, cols));
             for alike in few.chunk_by(|(a, _), (b, _)| a.format == b.format) {
-                let alike: Vec<Wanted> = alike.iter().map(wanted).collect();
+                let alike: Vec<Wanted> = alike.iter().map(|(w, out)| Wanted::new(w, *out)).collect();
                 products.few.launch(&self.stream, &alike, [k, cols], columns)?;
             }
             if many.is_empty() {

@@ -89,8 +89,10 @@ struct DescendParams {
     width: u32,
     share: u32,
     row_bytes: u32,
+    inverse_width: u32,
     eps: f32,
     split: Split,
+    padding: u32,
 }
 
 #[repr(C)]
@@ -256,7 +258,8 @@ impl OneRow {
         let (row, wide, units) = (up.format.row_bytes(rank)?, streams * d, rank / 32);
         let whole = rank.is_multiple_of(32) && d.is_multiple_of(32) && (d * row).is_multiple_of(16);
         let floats = inject.is_none_or(|w| w.format.is_float() && w.scale.is_none());
-        if down.format.is_float() || up.format.is_float() || !whole || !floats || d < 32 {
+        let divisible = wide.checked_mul(d).is_some_and(|n| n < 1 << 32);
+        if down.format.is_float() || up.format.is_float() || !whole || !floats || d < 32 || !divisible {
             return None;
         }
         // A segment has values of so many streams, at most.
@@ -383,8 +386,10 @@ impl CudaBackend {
                 width: d as u32,
                 share: layout.share as u32,
                 row_bytes: (down.bytes.len() / rank) as u32,
+                inverse_width: (1u64 << 32).div_ceil(d as u64) as u32,
                 eps,
                 split: layout.splits[0],
+                padding: 0,
             };
             let blocks = [layout.segments as u32, rank.div_ceil(layout.share) as u32, 1];
             let grid = Grid { blocks, threads: layout.threads[0] as u32 };

@@ -23,7 +23,7 @@ mod wide;
 use strata_backend::Spec;
 use strata_quant::Format;
 
-pub(crate) use experts_one::LeftDown;
+pub(crate) use experts_one::LeftExperts;
 pub(crate) use gdn::check as check_gdn;
 pub(crate) use mixer::Left;
 pub(crate) use ngram::check as check_ngram;

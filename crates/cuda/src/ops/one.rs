@@ -6,6 +6,7 @@ use strata_quant::Format;
 use super::products::Columns;
 use super::{ByFormat, OpError, SEGMENT, module};
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
+use crate::weights::Matrix;
 
 /// Matrices of a launch. Twin: `OneParams`.
 const MOST: usize = 6;
@@ -48,6 +49,9 @@ struct OneParams {
     d: u64,
     sums: u64,
     floats: u64,
+    gate: u64,
+    up: u64,
+    made: u32,
     count: u32,
     chunk: u32,
     turns: u32,
@@ -55,6 +59,7 @@ struct OneParams {
     k: u32,
     adders: u32,
     split: Split,
+    padding: u32,
 }
 
 /// How threads share the groups of a row, and a warp's lanes its segments. Twin: in `kernels/one.cuh`. A number of a thread or a lane is
@@ -230,6 +235,26 @@ pub(crate) struct Wanted {
     pub(crate) out: DeviceSlice<f32>,
 }
 
+impl Wanted {
+    pub(crate) fn new(w: &Matrix, out: DeviceSlice<f32>) -> Wanted {
+        Wanted { format: w.format, weights: w.bytes, rows: w.rows, scale: w.scale, out }
+    }
+}
+
+/// What rows are multiplied with.
+#[derive(Clone, Copy)]
+struct Source<'c> {
+    columns: Option<&'c Columns>,
+    floats: Option<DeviceSlice<f32>>,
+    /// The products whose SwiGLU it is, in place of columns.
+    hidden: Option<[DeviceSlice<f32>; 2]>,
+}
+
+/// Bytes of shared memory of a column of `k` values that a block quantises for itself. Twin: `make_hidden` in `kernels/one.cu`.
+fn made_room(k: usize) -> usize {
+    k + 8 * (k / 32)
+}
+
 /// The kernels.
 pub(crate) struct One {
     blocks: ByFormat<Kernel<OneParams>>,
@@ -267,6 +292,7 @@ impl One {
         columns: Option<&Columns>,
         floats: Option<DeviceSlice<f32>>,
     ) -> Result<(), DriverError> {
+        let x = Source { columns, floats, hidden: None };
         // A launch has one block format; float weights go with the first.
         let (mut rest, mut floating): (Vec<&Wanted>, Vec<&Wanted>) =
             wanted.iter().partition(|w| !w.format.is_float());
@@ -277,10 +303,28 @@ impl One {
             rest.retain(|w| Some(w.format) != format);
             now.append(&mut floating);
             for some in now.chunks(MOST) {
-                self.launch_some(stream, some, k, columns, floats)?;
+                self.launch_some(stream, some, k, x)?;
             }
         }
         Ok(())
+    }
+
+    /// The same for one matrix of a block format and `silu(gate) * up`, where that fits: whether it does.
+    pub(crate) fn launch_hidden(
+        &self,
+        stream: &Stream,
+        wanted: &Wanted,
+        hidden @ [gate, up]: [DeviceSlice<f32>; 2],
+    ) -> Result<bool, DriverError> {
+        let k = gate.len();
+        assert_eq!(k, up.len());
+        let share = wanted.rows.div_ceil(BLOCKS * self.formats.processors);
+        let layout = self.formats.layout(wanted.format, k, share).filter(|_| !wanted.format.is_float());
+        if !layout.is_some_and(|layout| self.formats.allow(layout.shared + 16 + made_room(k))) {
+            return Ok(false);
+        }
+        let x = Source { columns: None, floats: None, hidden: Some(hidden) };
+        self.launch_some(stream, &[wanted], k, x).map(|()| true)
     }
 
     fn launch_some(
@@ -288,8 +332,7 @@ impl One {
         stream: &Stream,
         wanted: &[&Wanted],
         k: usize,
-        columns: Option<&Columns>,
-        floats: Option<DeviceSlice<f32>>,
+        x: Source<'_>,
     ) -> Result<(), DriverError> {
         let format = wanted.iter().map(|w| w.format).find(|format| !format.is_float());
         let room = self.formats.shared / BLOCKS;
@@ -311,13 +354,18 @@ impl One {
         let floats_only = Layout { threads: FLOAT_ROWS * 32, turns: 1, ..Layout::default() };
         let layout = layout.unwrap_or(floats_only);
         let shared = layout.shared.max(if float_blocks > 0 { float_room(float_rows, k) } else { 0 });
-        let columns = columns.filter(|_| format.is_some());
+        let columns = x.columns.filter(|_| format.is_some());
+        let made = shared.next_multiple_of(16);
+        let shared = if x.hidden.is_some() { made + made_room(k) } else { shared };
         let mut p = OneParams {
             matrices: [OneMatrix::default(); MOST],
             q: columns.map_or(0, |x| x.q.address()),
             d: columns.map_or(0, |x| x.d.address()),
             sums: columns.map_or(0, |x| x.sums.address()),
-            floats: floats.map_or(0, DeviceSlice::address),
+            floats: x.floats.map_or(0, DeviceSlice::address),
+            gate: x.hidden.map_or(0, |[gate, _]| gate.address()),
+            up: x.hidden.map_or(0, |[_, up]| up.address()),
+            made: made as u32,
             count: wanted.len() as u32,
             chunk: layout.chunk as u32,
             turns: layout.turns as u32,
@@ -325,11 +373,16 @@ impl One {
             k: k as u32,
             adders: layout.adders as u32,
             split: layout.split,
+            padding: 0,
         };
         let mut first = 0;
         for (w, matrix) in wanted.iter().zip(&mut p.matrices) {
             assert!(w.format.row_bytes(w.rows * k) == Some(w.weights.len()) && w.out.len() >= w.rows);
-            assert!(if w.format.is_float() { floats.is_some() } else { columns.is_some() });
+            assert!(if w.format.is_float() {
+                x.floats.is_some()
+            } else {
+                columns.is_some() || x.hidden.is_some()
+            });
             let share = if w.format.is_float() { float_rows } else { share };
             *matrix = OneMatrix {
                 weights: w.weights.address(),

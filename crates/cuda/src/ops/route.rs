@@ -2,8 +2,6 @@
 
 use strata_backend::{BackendError, Buffer, MoeShape, Spec, Weight};
 
-use super::input::Input;
-use super::one::{code, float_room};
 use super::wide::WIDE;
 use super::{OpError, module};
 use crate::backend::CudaBackend;
@@ -38,26 +36,26 @@ struct ChooseParams {
     logits: u64,
 }
 
+/// One row's experts. Twin: `kernels/experts_one.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct RouteOneParams {
-    routing: RoutingParams,
-    weights: u64,
-    x: u64,
-    scale: u64,
+pub(crate) struct Routed {
     logits: u64,
-    finished: u64,
-    format: u32,
-    k: u32,
-    share: u32,
-    padding: u32,
+    experts: u64,
+    shares: u64,
+    made: u64,
+    all: u32,
+    used: u32,
+}
+
+/// Bytes of shared memory for a choice from so many. Twin: `kernels/choose.cuh`.
+pub(crate) fn choice_room(experts: usize) -> usize {
+    16 * experts
 }
 
 /// The kernels.
 pub(crate) struct Route {
     choose: Kernel<ChooseParams>,
-    /// For one row, with the router's products.
-    one: Kernel<RouteOneParams>,
     group_few: Kernel<RoutingParams>,
     count: Kernel<RoutingParams>,
     scan: Kernel<RoutingParams>,
@@ -69,7 +67,6 @@ impl Route {
         let module = module(context, "route")?;
         Ok(Route {
             choose: module.kernel("strata_choose")?.early(),
-            one: module.dynamic_kernel("strata_route_one")?.early(),
             group_few: module.kernel("strata_group_few")?.early(),
             count: module.kernel("strata_count")?,
             scan: module.kernel("strata_scan")?,
@@ -80,13 +77,10 @@ impl Route {
 
 /// Threads of a block that chooses. Twin: `CHOOSERS` in `kernels/route.cu`.
 const CHOOSERS: u32 = 512;
-/// Experts whose products with the router a block has, at most, for one row; and bytes of shared memory that the choice takes.
-const ROUTED: usize = 4;
-const CHOICE: usize = 36 << 10;
 /// Rows whose pairs one block groups.
 const FEW: usize = 32;
 
-/// Experts of a layer, at most. Twin: in `kernels/route.cu`.
+/// Experts of a layer, at most. Twin: in `kernels/choose.cuh`.
 const MOST_EXPERTS: usize = 2048;
 
 /// Whether there is a kernel for so many experts a row.
@@ -126,8 +120,9 @@ pub(crate) struct Routing {
     unit_first: DeviceSlice<u32>,
     unit_places: DeviceSlice<u32>,
     units: DeviceSlice<u32>,
-    /// One: zero between launches.
-    finished: DeviceSlice<u32>,
+    /// One row's logits, and whether its choice has been made: 0 between its two kernels.
+    pub(crate) logits: DeviceSlice<f32>,
+    made: DeviceSlice<u32>,
     /// Per place `[D]`.
     pub(crate) products: DeviceSlice<f32>,
     /// Rows of the window that was routed.
@@ -151,16 +146,29 @@ impl Routing {
             unit_first: room.take(units),
             unit_places: room.take(units),
             units: room.take(1),
-            finished: room.take(1),
+            logits: room.take(moe.experts),
+            made: room.take(1),
             products: room.take(pairs * spec.shape.hidden),
             rows: 0,
             grouped: false,
         }
     }
 
-    /// Before the first launch.
+    /// Before the first launch, and where the second of one row's kernels will not come.
     pub(crate) fn start(&self, stream: &Stream) -> Result<(), DriverError> {
-        stream.fill(self.finished, 0)
+        stream.fill(self.made, 0)
+    }
+
+    /// One row's, as kernels take it that choose.
+    pub(crate) fn routed(&self, moe: &MoeShape) -> Routed {
+        Routed {
+            logits: self.logits.address(),
+            experts: self.experts.address(),
+            shares: self.shares.address(),
+            made: self.made.address(),
+            all: moe.experts as u32,
+            used: moe.used as u32,
+        }
     }
 
     /// As kernels take it.
@@ -212,15 +220,19 @@ impl CudaBackend {
         if rows > self.spec.window.max(self.spec.sequences) {
             return Err(failed(format!("{rows} rows to route in windows of {}", self.spec.window)));
         }
-        (self.routing.rows, self.routing.grouped) = (rows, false);
-        let (room, input) = (Room::new(&self.spec, u, &mut self.room()), self.mixed(u));
-        self.routing.grouped = rows <= FEW;
-        if rows == 1
-            && router.format.is_float()
-            && let Some(share) = self.routed_together(d)
-        {
-            return self.route_one(&router, share, &input, room.logits);
+        (self.routing.rows, self.routing.grouped) = (rows, rows <= FEW);
+        self.left_route = (rows == 1).then_some((router, u));
+        match self.left_route {
+            // With the experts, if there are kernels for one row.
+            Some(_) => Ok(router.bytes.len()),
+            None => self.route_now(router, u),
         }
+    }
+
+    /// Chooses the experts of the rows of `u`.
+    pub(crate) fn route_now(&self, router: Matrix, u: DeviceSlice<f32>) -> Result<usize, BackendError> {
+        let (moe, rows) = (self.spec.shape.moe, self.routing.rows);
+        let (room, input) = (Room::new(&self.spec, u, &mut self.room()), self.mixed(u));
         self.prepare(&input, &[router])?;
         self.product(&router, &input, room.logits)?;
         let p = ChooseParams { routing: self.routing.params(&moe), logits: room.logits.address() };
@@ -234,44 +246,6 @@ impl CudaBackend {
             }
         };
         queue().map_err(Failed::from)?;
-        Ok(router.bytes.len())
-    }
-
-    /// For how many experts a block of threads has room, beside the choice.
-    fn routed_together(&self, k: usize) -> Option<usize> {
-        let formats = &self.kernels.products.one.formats;
-        (1..=ROUTED).rev().find(|&share| formats.allow(float_room(share, k) + CHOICE))
-    }
-
-    /// The same for one row, by one kernel.
-    fn route_one(
-        &self,
-        router: &Matrix,
-        share: usize,
-        input: &Input,
-        logits: DeviceSlice<f32>,
-    ) -> Result<usize, BackendError> {
-        // More than it needs: the choice is one block's, and its multiprocessor shall have nothing else to do.
-        let shared = self.kernels.products.one.formats.shared - CHOICE;
-        let p = RouteOneParams {
-            routing: self.routing.params(&self.spec.shape.moe),
-            weights: router.bytes.address(),
-            x: input.floats().address(),
-            scale: router.scale.map_or(0, DeviceSlice::address),
-            logits: logits.address(),
-            finished: self.routing.finished.address(),
-            format: code(router.format),
-            k: router.k as u32,
-            share: share as u32,
-            padding: 0,
-        };
-        let blocks = [router.rows.div_ceil(share) as u32, 1, 1];
-        let kernel = &self.kernels.route.one;
-        // SAFETY: the routing has room for the widest window, `logits` for all experts.
-        let queued = unsafe {
-            kernel.launch_with(&self.stream, Grid { blocks, threads: CHOOSERS }, shared as u32, &p)
-        };
-        queued.map_err(Failed::from)?;
         Ok(router.bytes.len())
     }
 

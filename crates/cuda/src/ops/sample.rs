@@ -113,9 +113,8 @@ impl CudaBackend {
         let Room(room) = Room::new(&self.spec, &mut room);
         let size = [rows, width, count];
         let found = self.kernels.sorter.queue(&self.stream, values, size, zeros_alike, room);
-        self.ranks.resize(rows * count, 0);
-        self.stream.download(found.map_err(Failed::from)?, &mut self.ranks).map_err(Failed::from)?;
-        out.iter_mut().zip(&self.ranks).for_each(|(out, rank)| *out = Sorter::value(*rank));
+        self.stream.fetch(found.map_err(Failed::from)?, &mut self.ranks).map_err(Failed::from)?;
+        out.iter_mut().zip(self.ranks.iter()).for_each(|(out, rank)| *out = Sorter::value(*rank));
         match out.iter().find(|(at, _)| *at as usize >= width) {
             Some((at, _)) => Err(failed(format!("it found a largest value at {at} of {width}"))),
             None => Ok(true),
