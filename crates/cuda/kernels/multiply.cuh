@@ -229,6 +229,15 @@ struct Multiplier {
         /// Starts `c = weights * columns`, of the first term or of the second; `b` describes the columns.
         template <int N>
         __device__ void start(float (&c)[N], uint64_t b, int term) const {
+            // Minimums in place of weights: those of halves. The compiler shall make them before the first instruction.
+            uint32_t low[4], high[4];
+            if (K::MINIMUM && term == 1) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    low[i] = kept(__byte_perm(m[i % 2], 0, 0x1010));
+                    high[i] = kept(__byte_perm(m[i % 2], 0, 0x3232));
+                }
+            }
             before_multiply();
             if (term == 0) {
                 multiply(c, a[0], b, 0);
@@ -241,14 +250,9 @@ struct Multiplier {
                 }
             } else if constexpr (K::SPLIT) {
                 multiply(c, a[1], b + 2, 0);
-            } else if constexpr (K::SECOND) {
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const uint32_t upper = __byte_perm(m[0], 0, h == 0 ? 0x1010 : 0x3232);
-                    const uint32_t lower = __byte_perm(m[1], 0, h == 0 ? 0x1010 : 0x3232);
-                    const uint32_t both[4] = {upper, lower, upper, lower};
-                    multiply(c, both, b + 2 * h, h);
-                }
+            } else if constexpr (K::MINIMUM) {
+                multiply(c, low, b, 0);
+                multiply(c, high, b + 2, 1);
             }
             commit_multiply();
         }
