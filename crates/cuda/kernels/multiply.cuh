@@ -7,9 +7,9 @@
 //
 // Groups of four warps, each with 64 rows of a tile and all of its columns, go through a ring of chunks in shared memory
 // that others fill. Weights lie there as bytes; they become f16 in the registers that the matrix instruction reads them
-// from. A group waits for its products and adds them before it starts the next unit's; meanwhile other groups have theirs.
-// A warp would gain little by having its own in flight: matrix instructions with f32 sums and f32 FMAs hardly run at the
-// same time on a multiprocessor, both together at 1.1 to 1.2 times the rate of each alone.
+// from. A group waits for its products and adds them before it starts the next unit's; meanwhile other groups have
+// theirs. A warp would gain little by products of its own on the way: while matrix instructions with f32 sums and f32
+// FMAs run on a multiprocessor together, each gets little more than half of its rate.
 #pragma once
 
 #include <cstddef>
