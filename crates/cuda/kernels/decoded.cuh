@@ -9,30 +9,33 @@ namespace strata {
 /// Twins of all: `src/ops/wide.rs`.
 struct DecodeRowsParams {
     const uint8_t* weights;
-    /// `[rows / 128][chunks]`
+    /// `[rows / DENSE_ROWS][chunks]`
     void* out;
     uint32_t rows, units;
 };
 
-/// Decodes 128 rows and `BROUGHT` units of them. Grid: pieces of rows, rows.
+/// Rows of a tile; rows that a block of threads decodes. Twins: `ROWS`, `DECODED` in `src/ops/wide.rs`.
+constexpr int DENSE_ROWS = 192, DECODED_ROWS = 64;
+
+/// Decodes `DECODED_ROWS` rows and `BROUGHT` units of them. Grid: pieces of rows, rows.
 template <class F>
 __device__ void decode_rows(const DecodeRowsParams& p) {
     using Raw = Rows<F>;
-    using To = Decoded<KindOf<F>>;
-    __shared__ __align__(16) uint4 raw[To::ROWS][Raw::RAW];
+    using To = Decoded<KindOf<F>, DENSE_ROWS>;
+    __shared__ __align__(16) uint4 raw[DECODED_ROWS][Raw::RAW];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = warp * Raw::EACH + lane % 16;
-    const int first = blockIdx.y * To::ROWS, rows = min(int(p.rows) - first, To::ROWS), units = p.units;
+    const int first = blockIdx.y * DECODED_ROWS, rows = min(int(p.rows) - first, DECODED_ROWS), units = p.units;
     const int from = blockIdx.x * Raw::BROUGHT, chunks = chunks_of(units);
     const uint32_t row_bytes = uint32_t(units / Raw::PER_BLOCK) * F::BYTES;
     const uint8_t* weights = p.weights + size_t(first) * row_bytes;
     Raw::bring(raw, weights, rows, row_bytes, units, from, warp, lane);
     await_all_copies();
     __syncwarp();
-    To* to = static_cast<To*>(p.out) + size_t(blockIdx.y) * chunks + from / CHUNK;
+    To* to = static_cast<To*>(p.out) + size_t(first / DENSE_ROWS) * chunks + from / CHUNK;
     const uint8_t* own = weights + size_t(min(row, rows - 1)) * row_bytes;
     for (int at = lane / 16; at < Raw::BROUGHT && from + at / CHUNK * CHUNK < units; at += CHUNK) {
         const Unit u = Raw::unit(raw[row], own, from, at, F::codebook());
-        to[at / CHUNK].template put<F>(u, row, at % CHUNK, from + at < units);
+        to[at / CHUNK].template put<F>(u, first % DENSE_ROWS + row, at % CHUNK, from + at < units);
     }
 }
 
@@ -51,12 +54,13 @@ struct DecodedParams {
 
 template <class K>
 struct OfDecoded {
-    static constexpr int CHUNKS = 7, THREADS = 384, ROWS = Decoded<K>::ROWS;
+    static constexpr int CHUNKS = K::SECOND ? 3 : 4, ROWS = DENSE_ROWS, THREADS = ROWS * 2 + 4 * WARP;
+    using Rows = Decoded<K, ROWS>;
     /// Tiles of so many columns next to each other are taken one after the other: their pieces stay in the cache.
     static constexpr uint32_t ACROSS = 8;
-    using Multiplies = Multiplier<K, CHUNKS>;
+    using Multiplies = Multiplier<K, ROWS, CHUNKS>;
     struct Shared {
-        Ring<K, CHUNKS> ring;
+        Ring<K, ROWS, CHUNKS> ring;
     };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -89,27 +93,27 @@ struct OfDecoded {
             (p.count + ROWS - 1) / ROWS * ((p.cols + TILE_COLS - 1) / TILE_COLS) * segments;
         typename Multiplies::Turn turn;
         if (warp >= Multiplies::WARPS) {
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
             if (threadIdx.x != Multiplies::WARPS * WARP) {
                 return;
             }
             for (uint32_t number = blockIdx.x; number < tiles; number += gridDim.x) {
                 const Place at = place(p, number);
                 const uint32_t bytes = whole_sixteens(min(uint32_t(TILE_COLS), p.cols - at.col)) * COLUMN_BYTES;
-                const uint8_t* rows = p.rows + (size_t(at.tall) * all + at.from) * sizeof(Decoded<K>);
+                const uint8_t* rows = p.rows + (size_t(at.tall) * all + at.from) * sizeof(Rows);
                 const uint8_t* pieces = p.pieces + size_t(at.col) * COLUMN_BYTES * all + size_t(at.from) * bytes;
                 for (uint32_t i = 0; i < at.chunks; i++) {
                     ring.emptied[turn.chunk].wait(turn.phase ^ 1);
                     Barrier& filled = ring.filled[turn.chunk];
-                    filled.expect(sizeof(Decoded<K>) + bytes);
-                    filled.bring_bulk(&ring.chunks[turn.chunk].rows, rows, sizeof(Decoded<K>));
+                    filled.expect(sizeof(Rows) + bytes);
+                    filled.bring_bulk(&ring.chunks[turn.chunk].rows, rows, sizeof(Rows));
                     filled.bring_bulk(ring.chunks[turn.chunk].columns, pieces, bytes);
-                    rows += sizeof(Decoded<K>), pieces += bytes;
+                    rows += sizeof(Rows), pieces += bytes;
                     turn.next();
                 }
             }
         } else {
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
             const float scale = p.scale == nullptr ? 1.0f : *p.scale;
             for (uint32_t number = blockIdx.x; number < tiles; number += gridDim.x) {
                 const Place at = place(p, number);
@@ -119,7 +123,7 @@ struct OfDecoded {
                 tile.rows = min(uint32_t(ROWS), p.count - at.tall * ROWS);
                 tile.cols = min(uint32_t(TILE_COLS), p.cols - at.col);
                 tile.scale = scale;
-                Multiplies::template tile<64, true>(ring, at.chunks, p.stride, tile, turn, warp, lane);
+                Multiplies::template tile<TILE_COLS>(ring, at.chunks, p.stride, tile, turn, warp, lane);
             }
         }
     }

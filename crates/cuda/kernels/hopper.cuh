@@ -45,15 +45,18 @@ struct Rows {
 
 template <class F>
 struct Hopper {
-    static constexpr int ROWS = 128, COLS = TILE_COLS, THREADS = 512, BLOCKS = 1, CHUNKS = 4;
+    static constexpr int ROWS = 128, COLS = TILE_COLS, THREADS = 512, BLOCKS = 1;
     using K = KindOf<F>;
-    using Multiplies = Multiplier<K, CHUNKS>;
     using Raw = Rows<F>;
+    /// As many chunks as there is room for.
+    static constexpr int CHUNKS =
+        sizeof(Ring<K, ROWS, 4>) + 2 * ROWS * Raw::RAW * 16 + F::GRID * 4 <= 225 * 1024 ? 4 : 3;
+    using Multiplies = Multiplier<K, ROWS, CHUNKS>;
     /// Warps of each kind.
     static constexpr int WARPS = THREADS / WARP / 2;
 
     struct Shared {
-        Ring<K, CHUNKS> ring;
+        Ring<K, ROWS, CHUNKS> ring;
         uint4 raw[2][ROWS][Raw::RAW];
         uint32_t grid[F::GRID > 0 ? F::GRID : 1];
         /// The tile after the one that is decoded, per warp.
@@ -74,16 +77,16 @@ struct Hopper {
         }
         __syncthreads();
         if (warp >= WARPS) {
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
             fill(shared, units, tiles, warp - WARPS, lane);
         } else {
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 168;");
             multiply_all(shared, units, stride, tiles, warp, lane);
         }
     }
 
    private:
-    using Turn = typename Ring<K, CHUNKS>::Turn;
+    using Turn = typename Ring<K, ROWS, CHUNKS>::Turn;
 
     /// The warps that fill chunks. Each brings and decodes its own rows.
     template <class Tiles>
@@ -123,14 +126,14 @@ struct Hopper {
                     }
                     slot ^= 1;
                 }
+                const Unit u = Raw::unit(shared.raw[slot ^ 1][row], own, from - at, at + part, shared.grid);
                 shared.ring.emptied[turn.chunk].wait(turn.phase ^ 1);
-                Chunk<K>& chunk = shared.ring.chunks[turn.chunk];
+                Chunk<K, ROWS>& chunk = shared.ring.chunks[turn.chunk];
                 Barrier& filled = shared.ring.filled[turn.chunk];
                 if (warp == 0 && lane == 0) {
                     filled.expect(bytes);
                     filled.bring_bulk(chunk.columns, tile.pieces + size_t(from / CHUNK) * bytes, bytes);
                 }
-                const Unit u = Raw::unit(shared.raw[slot ^ 1][row], own, from - at, at + part, shared.grid);
                 chunk.rows.template put<F>(u, row, part, from + part < units);
                 filled.tell(lane);
                 turn.next();
@@ -150,13 +153,13 @@ struct Hopper {
             number += gridDim.x;
             const Tile next = tiles(number);
             if (tile.cols > 96) {
-                Multiplies::template tile<64, false>(shared.ring, chunks, stride, tile, turn, warp, lane);
+                Multiplies::template tile<128>(shared.ring, chunks, stride, tile, turn, warp, lane);
             } else if (tile.cols > 64) {
-                Multiplies::template tile<48, false>(shared.ring, chunks, stride, tile, turn, warp, lane);
+                Multiplies::template tile<96>(shared.ring, chunks, stride, tile, turn, warp, lane);
             } else if (tile.cols > 32) {
-                Multiplies::template tile<32, false>(shared.ring, chunks, stride, tile, turn, warp, lane);
+                Multiplies::template tile<64>(shared.ring, chunks, stride, tile, turn, warp, lane);
             } else {
-                Multiplies::template tile<16, false>(shared.ring, chunks, stride, tile, turn, warp, lane);
+                Multiplies::template tile<32>(shared.ring, chunks, stride, tile, turn, warp, lane);
             }
             tile = next;
         }

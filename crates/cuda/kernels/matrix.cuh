@@ -15,12 +15,7 @@ struct Barrier {
         asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_at(&state)), "r"(times) : "memory");
     }
     /// What the warp did before is done.
-    __device__ void tell(int lane) {
-        __syncwarp();
-        if (lane == 0) {
-            asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_at(&state)) : "memory");
-        }
-    }
+    __device__ void tell(int lane) { tell_at(shared_at(&state), lane); }
     /// Tells, and that `bytes` bytes are to come by `bring_bulk`.
     __device__ void expect(uint32_t bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_at(&state)), "r"(bytes)
@@ -34,21 +29,12 @@ struct Barrier {
             "l"(from), "r"(bytes), "r"(shared_at(&state))
             : "memory");
     }
-    /// By its address: whether it's the phase's end.
-    __device__ static bool reached(SharedAddress at, uint32_t phase) {
-        uint32_t reached;
-        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                     : "=r"(reached)
-                     : "r"(at), "r"(phase)
-                     : "memory");
-        return reached != 0;
-    }
-    /// By its address, which may be 0 for none.
+    /// By its address.
     __device__ static void tell_at(SharedAddress at, int lane) {
         __syncwarp();
-        asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared.b64 _, [%0];}" ::"r"(at),
-                     "r"(lane == 0 && at != 0 ? 1 : 0)
-                     : "memory");
+        if (lane == 0) {
+            asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory");
+        }
     }
     __device__ void wait(uint32_t phase) {
         asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again;}" ::"r"(
@@ -73,6 +59,11 @@ __device__ inline uint32_t multiply_pair(uint32_t a, uint32_t b) {
 __device__ inline uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t out;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+    return out;
+}
+__device__ inline uint32_t negate_pair(uint32_t a) {
+    uint32_t out;
+    asm("neg.f16x2 %0, %1;" : "=r"(out) : "r"(a));
     return out;
 }
 /// A pair of integers in -512..512, as f16.
@@ -102,17 +93,6 @@ __device__ inline uint4 widen(const uint4& q, bool others) {
 // `c = a * b`, or `c += a * b`, by four warps: `a` 64 rows of 16 values in registers, `b` columns of 16 values in
 // shared memory. Not done before `multiplied`.
 
-/// 16 columns.
-__device__ inline void multiply(float (&c)[8], const uint32_t (&a)[4], uint64_t b, int add) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %13, 0; "
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "{%8, %9, %10, %11}, %12, p, 1, 1, 0;}"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-
 /// 32 columns.
 __device__ inline void multiply(float (&c)[16], const uint32_t (&a)[4], uint64_t b, int add) {
     asm volatile(
@@ -122,20 +102,6 @@ __device__ inline void multiply(float (&c)[16], const uint32_t (&a)[4], uint64_t
         "{%16, %17, %18, %19}, %20, p, 1, 1, 0;}"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
           "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-
-/// 48 columns.
-__device__ inline void multiply(float (&c)[24], const uint32_t (&a)[4], uint64_t b, int add) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %29, 0; "
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23}, "
-        "{%24, %25, %26, %27}, %28, p, 1, 1, 0;}"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
-          "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]),
-          "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
@@ -151,6 +117,45 @@ __device__ inline void multiply(float (&c)[32], const uint32_t (&a)[4], uint64_t
           "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]),
           "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]),
           "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/// 96 columns.
+__device__ inline void multiply(float (&c)[48], const uint32_t (&a)[4], uint64_t b, int add) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %53, 0; "
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+        "{%48, %49, %50, %51}, %52, p, 1, 1, 0;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
+          "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]),
+          "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]),
+          "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]),
+          "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]),
+          "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/// 128 columns.
+__device__ inline void multiply(float (&c)[64], const uint32_t (&a)[4], uint64_t b, int add) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %69, 0; "
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, p, 1, 1, 0;}"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
+          "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]),
+          "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]),
+          "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]),
+          "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]),
+          "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]),
+          "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]),
+          "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 

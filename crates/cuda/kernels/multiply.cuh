@@ -5,10 +5,11 @@
 // value and unit are left, the scales' product and the FMA. Minimums are a second product, with the minimum in place of
 // the weights.
 //
-// Two groups of four warps take tiles of `ROWS` rows and up to `COLS` columns one after the other, from a ring of
-// chunks in shared memory that others fill. Weights lie there as bytes; they become f16 in the registers that the
-// matrix instruction reads them from. While its instructions are on one half of a tile's columns, a warp scales and
-// adds the other, without regard to where a chunk ends.
+// Groups of four warps, each with 64 rows of a tile and all of its columns, go through a ring of chunks in shared memory
+// that others fill. Weights lie there as bytes; they become f16 in the registers that the matrix instruction reads them
+// from. A group waits for its products and adds them before it starts the next unit's; meanwhile other groups have
+// theirs. A warp would gain little by products of its own on the way: while matrix instructions with f32 sums and f32
+// FMAs run on a multiprocessor together, each gets little more than half of its rate.
 #pragma once
 
 #include <cstddef>
@@ -82,16 +83,15 @@ __device__ inline void load_shared(ScalesTwo& to, SharedAddress from) {
 }
 
 /// Rows of a chunk, decoded.
-template <class K>
+template <class K, int ROWS_>
 struct Decoded {
-    static constexpr int ROWS = 128;
+    static constexpr int ROWS = ROWS_;
     using Scales = std::conditional_t<K::SECOND, ScalesTwo, ScalesOne>;
     uint4 w[ROWS][CHUNK * 2];
     Scales scales[CHUNK][ROWS];
 
     /// 16 weights of a row. Those of eight rows lie in different banks.
     __device__ static int place(int row, int sixteen) { return sixteen ^ (row / 2 % 4); }
-    __device__ const uint4* piece(int row, int sixteen) const { return &w[row][place(row, sixteen)]; }
 
     /// A unit that isn't `there` gets scales that add nothing: no sum is -0.
     template <class F>
@@ -117,18 +117,19 @@ struct Decoded {
     }
 };
 
-template <class K>
+template <class K, int ROWS>
 struct alignas(1024) Chunk {
     uint4 columns[TILE_COLS * COLUMN_BYTES / 16];
-    Decoded<K> rows;
+    Decoded<K, ROWS> rows;
 };
 
 /// A ring of chunks: which are filled, which are free.
-template <class K, int CHUNKS>
+template <class K, int ROWS, int CHUNKS>
 struct Ring {
-    Chunk<K> chunks[CHUNKS];
+    Chunk<K, ROWS> chunks[CHUNKS];
+    /// What a tile's segments so far come to, of each thread that multiplies.
+    float4 totals[TILE_COLS / 8][ROWS * 2];
     Barrier filled[CHUNKS], emptied[CHUNKS];
-    float zeros[TILE_COLS];
 
     /// Where somebody is in it.
     struct Turn {
@@ -150,26 +151,25 @@ struct Ring {
             filled[i].init(fillers);
             emptied[i].init(multipliers);
         }
-        for (float& zero : zeros) {
-            zero = 0.0f;
-        }
     }
 #endif
 };
 
-template <class K, int CHUNKS>
+template <class K, int ROWS, int CHUNKS>
 struct Multiplier;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-template <class K, int CHUNKS>
+template <class K, int ROWS, int CHUNKS>
 struct Multiplier {
-    using InRing = Ring<K, CHUNKS>;
+    using InRing = Ring<K, ROWS, CHUNKS>;
+    using InChunk = Chunk<K, ROWS>;
     using Turn = typename InRing::Turn;
     /// Warps that multiply.
-    static constexpr int WARPS = 8;
+    static constexpr int WARPS = ROWS / 16;
 
-    using Scales = typename Decoded<K>::Scales;
+    using Rows = Decoded<K, ROWS>;
+    using Scales = typename Rows::Scales;
 
     /// A unit of 16 rows as it lies in shared memory. A lane has four consecutive weights of rows `lane / 4` and 8
     /// more, of the first 16 and of the others.
@@ -194,13 +194,6 @@ struct Multiplier {
         uint32_t m[K::SECOND ? 2 : 1];
         float d[2], second[K::SECOND ? 2 : 1];
 
-        __device__ void none() {
-            d[0] = d[1] = 0.0f;
-            if constexpr (K::SECOND) {
-                second[0] = second[1] = 0.0f;
-            }
-        }
-
         /// Takes what was fetched.
         __device__ void take(const Fetched& from) {
             const uint32_t(&w)[4] = from.w;
@@ -222,7 +215,7 @@ struct Multiplier {
                             const uint32_t value = add_pair(pairs[k], less);
                             const uint32_t near = multiply_pair(value, s);
                             a[h][r + 2 * k] = near;
-                            rest[h][r + 2 * k] = fma_pair(value, s, near ^ 0x80008000u);
+                            rest[h][r + 2 * k] = fma_pair(value, s, negate_pair(near));
                         } else if constexpr (K::SCALED) {
                             a[h][r + 2 * k] = fma_pair(pairs[k], s, multiply_pair(s, less));
                         } else {
@@ -236,6 +229,15 @@ struct Multiplier {
         /// Starts `c = weights * columns`, of the first term or of the second; `b` describes the columns.
         template <int N>
         __device__ void start(float (&c)[N], uint64_t b, int term) const {
+            // Minimums in place of weights: those of halves. The compiler shall make them before the first instruction.
+            uint32_t low[4], high[4];
+            if (K::MINIMUM && term == 1) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    low[i] = kept(__byte_perm(m[i % 2], 0, 0x1010));
+                    high[i] = kept(__byte_perm(m[i % 2], 0, 0x3232));
+                }
+            }
             before_multiply();
             if (term == 0) {
                 multiply(c, a[0], b, 0);
@@ -248,139 +250,92 @@ struct Multiplier {
                 }
             } else if constexpr (K::SPLIT) {
                 multiply(c, a[1], b + 2, 0);
-            } else if constexpr (K::SECOND) {
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const uint32_t upper = __byte_perm(m[0], 0, h == 0 ? 0x1010 : 0x3232);
-                    const uint32_t lower = __byte_perm(m[1], 0, h == 0 ? 0x1010 : 0x3232);
-                    const uint32_t both[4] = {upper, lower, upper, lower};
-                    multiply(c, both, b + 2 * h, h);
-                }
+            } else if constexpr (K::MINIMUM) {
+                multiply(c, low, b, 0);
+                multiply(c, high, b + 2, 1);
             }
             commit_multiply();
         }
     };
 
-    /// Twice `N` columns of `chunks` chunks; `ALL` if none of them is to be left out.
-    template <int N, bool ALL>
+    /// `N` columns of `chunks` chunks; the last 32 of them may be fewer.
+    template <int N>
     __device__ static void tile(InRing& ring, int chunks, size_t stride, const Tile& tile, Turn& turn, int warp,
                                 int lane) {
-        constexpr int STEPS = CHUNK * (K::SECOND ? 2 : 1), TERMS = K::SECOND ? 2 : 1;
-        constexpr int SEGMENT_CHUNKS = SEGMENT / CHUNK;
+        constexpr int TERMS = K::SECOND ? 2 : 1, SEGMENT_CHUNKS = SEGMENT / CHUNK;
         const int row = warp * 16, own_row = row + lane % 16;
         const uint32_t scales_at = whole_sixteens(tile.cols);
-        float sum[2][N / 2] = {}, c[2][N / 2], last_c[N / 2];
-        Weights weights[CHUNK];
-        Fetched fetched;
+        float sum[N / 2] = {};
         // To find a place in shared memory anew costs more than to keep it.
-        const SharedAddress chunks_at = kept(shared_at(ring.chunks)), filled = kept(shared_at(ring.filled)),
-                            emptied = kept(shared_at(ring.emptied)), zeros = shared_at(ring.zeros);
-        const uint32_t own_weights = offsetof(Chunk<K>, rows) + own_row * (CHUNK * 32) +
-                                     Decoded<K>::place(own_row, lane / 16) * 16,
-                       own_scales = offsetof(Chunk<K>, rows) + offsetof(Decoded<K>, scales) +
-                                    (row + lane / 4) * sizeof(Scales),
-                       own_d_a = scales_at * (CHUNK * 64) + lane % 4 * 16;
-        auto place = [&](int chunk) { return chunks_at + chunk * int(sizeof(Chunk<K>)); };
-        auto fetch = [&](SharedAddress chunk, int part) {
-            fetched.fetch(chunk + (own_weights ^ part * 32),
-                          chunk + own_scales + part * Decoded<K>::ROWS * int(sizeof(Scales)));
-        };
-        // Shared memory's address in 16 bytes; 1,024 bytes from one group of 8 columns to the next; parts swizzled over
-        // 128 bytes.
-        auto describe = [](SharedAddress chunk) {
-            return uint64_t(chunk >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-        };
-        auto add_half = [&](auto all, int n, const float(&of)[N / 2], const Weights& w, int term, SharedAddress d_a,
-                            auto wait) {
-            const float d[2] = {term == 0 ? w.d[0] : w.second[0], term == 0 ? w.d[1] : w.second[K::SECOND]};
-            float4 by[N / 16];
+        const SharedAddress chunks_at = kept(shared_at(ring.chunks)), emptied = kept(shared_at(ring.emptied));
+        const uint32_t own_weights = kept(offsetof(InChunk, rows) + own_row * (CHUNK * 32) +
+                                          Rows::place(own_row, lane / 16) * 16),
+                       own_scales = kept(offsetof(InChunk, rows) + offsetof(Rows, scales) +
+                                         (row + lane / 4) * sizeof(Scales)),
+                       own_d_a = kept(scales_at * (CHUNK * 64) + lane % 4 * 16);
+        auto unit = [&](SharedAddress chunk, int part) {
+            Fetched fetched;
+            fetched.fetch(chunk + (own_weights ^ part * 32), chunk + own_scales + part * (ROWS * int(sizeof(Scales))));
+            Weights weights;
+            weights.take(fetched);
+            const SharedAddress d_a = chunk + own_d_a + part * scales_at * 4;
+            // Shared memory's address in 16 bytes; 1,024 bytes from one group of 8 columns to the next; parts swizzled
+            // over 128 bytes.
+            const uint64_t columns = uint64_t(chunk >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 #pragma unroll
-            for (int i = 0; i < N / 16; i++) {
-                load_shared(by[i], d_a + (n * N + i * 16) * 4);
+            for (int term = 0; term < TERMS; term++) {
+                float c[N / 2];
+                weights.start(c, columns + part * 4, term);
+                const float d[2] = {term == 0 ? weights.d[0] : weights.second[0],
+                                    term == 0 ? weights.d[1] : weights.second[K::SECOND]};
+                add<N>(c, d, d_a, tile.cols, sum);
             }
-            wait();
-            add<N, decltype(all)::value>(of, d, by, tile.cols - n * N, sum[n]);
         };
-        auto nothing = [] {};
-        constexpr std::integral_constant<bool, ALL> some{};
-        constexpr std::true_type every{};
-        // The last products of a chunk are added when the first of the next have been started, from registers of their
-        // own: where a loop starts again the compiler wants none to be on their way, and would put the instructions in
-        // sequence. Before a segment's first chunk zeros take their place.
-        ring.filled[turn.chunk].wait(turn.phase);
-        fetch(place(turn.chunk), 0);
-        weights[0].take(fetched);
 #pragma unroll 1
         for (int from = 0; from < chunks; from += SEGMENT_CHUNKS) {
-            SharedAddress last_d_a = zeros, last = 0;
-            weights[1].none();
-#pragma unroll
-            for (int j = 0; j < N / 2; j++) {
-                last_c[j] = 0.0f;
-            }
 #pragma unroll 1
             for (int i = from; i < min(from + SEGMENT_CHUNKS, chunks); i++) {
-                const SharedAddress chunk = place(turn.chunk), d_a = chunk + own_d_a;
-                const uint64_t columns = describe(chunk);
-                const bool more = i + 1 < chunks;
-                weights[0].start(c[0], columns, 0);
-                add_half(every, 1, last_c, weights[1], TERMS - 1, last_d_a, nothing);
-                Barrier::tell_at(last, lane);
-                weights[0].start(c[1], columns + N * 8, 0);
-                last = emptied + turn.chunk * 8, last_d_a = d_a + (CHUNK - 1) * scales_at * 4;
-                turn.next();
-                const bool there = Barrier::reached(filled + turn.chunk * 8, turn.phase);
-#pragma unroll
-                for (int step = 0; step < STEPS; step++) {
-                    const bool end = step + 1 == STEPS;
-                    const int part = step / TERMS, term = step % TERMS, next = step + 1;
-                    const SharedAddress here = d_a + part * scales_at * 4;
-                    if (step == TERMS - 1) {
-                        fetch(chunk, 1);
-                    }
-                    add_half(some, 0, c[0], weights[part], term, here, [&] { multiplied<1>(c[0]); });
-                    if (step == TERMS - 1) {
-                        weights[1].take(fetched);
-                    }
-                    if (end) {
-                        // A branch here also keeps what was added in front of the next wait.
-                        if (more) {
-                            weights[0].take(fetched);
-                        }
-                        multiplied<0>(c[1]);
-#pragma unroll
-                        for (int j = 0; j < N / 2; j++) {
-                            asm volatile("mov.b32 %0, %1;" : "=f"(last_c[j]) : "f"(c[1][j]));
-                        }
-                    } else {
-                        const bool before_end = step + 2 == STEPS;
-                        weights[next / TERMS].start(c[0], columns + next / TERMS * 4, next % TERMS);
-                        if (before_end && more) {
-                            if (!there) {
-                                ring.filled[turn.chunk].wait(turn.phase);
-                            }
-                            fetch(place(turn.chunk), 0);
-                        }
-                        add_half(some, 1, c[1], weights[part], term, here, [&] { multiplied<1>(c[1]); });
-                        weights[next / TERMS].start(c[1], columns + N * 8 + next / TERMS * 4, next % TERMS);
-                    }
+                ring.filled[turn.chunk].wait(turn.phase);
+                const SharedAddress chunk = chunks_at + turn.chunk * int(sizeof(InChunk));
+                // Unrolled, there would not be enough registers.
+#pragma unroll 1
+                for (int part = 0; part < CHUNK; part++) {
+                    unit(chunk, part);
                 }
+                Barrier::tell_at(emptied + turn.chunk * 8, lane);
+                turn.next();
             }
-            add_half(every, 1, last_c, weights[1], TERMS - 1, last_d_a, nothing);
-            Barrier::tell_at(last, lane);
-            put<N>(tile, stride, from == 0, from + SEGMENT_CHUNKS >= chunks, row + lane / 4, lane % 4 * 2, sum);
+            end_segment<N>(ring, from == 0, from + SEGMENT_CHUNKS >= chunks, warp * WARP + lane, sum);
+            if (from + SEGMENT_CHUNKS >= chunks) {
+                put<N>(tile, stride, row + lane / 4, lane % 4 * 2, sum);
+            }
+#pragma unroll
+            for (float& value : sum) {
+                value = 0.0f;
+            }
         }
     }
 
    private:
-    /// Integers times scales, of the columns that are there.
-    template <int N, bool ALL>
-    __device__ static void add(const float (&c)[N / 2], const float (&d)[2], const float4 (&by)[N / 16], int cols,
+    /// Waits for integers and adds them, times scales.
+    template <int N>
+    __device__ static void add(float (&c)[N / 2], const float (&d)[2], SharedAddress d_a, int cols,
                                float (&sum)[N / 2]) {
+        // Loads that are on their way before the products are there; for more there are no registers.
+        constexpr int AHEAD = K::SECOND || K::LARGE ? 1 : 2;
+        float4 by[N / 16];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            load_shared(by[i], d_a + i * 64);
+        }
+        multiplied<0>(c);
 #pragma unroll
         for (int i = 0; i < N / 16; i++) {
             // 16 columns: the same for all threads.
-            if (ALL || i < N / 16 - 2 || i * 16 < cols) {
+            if (i < N / 16 - 1 || N == TILE_COLS || i * 16 < cols) {
+                if (i + AHEAD < N / 16) {
+                    load_shared(by[i + AHEAD], d_a + (i + AHEAD) * 64);
+                }
                 const float four[4] = {by[i].x, by[i].y, by[i].z, by[i].w};
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
@@ -390,36 +345,39 @@ struct Multiplier {
         }
     }
 
-    /// Adds a segment's sums to what is there, and starts the next.
+    /// Adds a segment's sums to those before, and keeps them for the next.
     template <int N>
-    __device__ static void put(const Tile& tile, size_t stride, bool first, bool last, int row, int col,
-                               float (&sum)[2][N / 2]) {
+    __device__ static void end_segment(InRing& ring, bool first, bool last, int thread, float (&sum)[N / 2]) {
+        float4* total = &ring.totals[0][thread];
+        if (!first) {
+#pragma unroll
+            for (int i = 0; i < N / 8; i++) {
+                const float4 before = total[i * (ROWS * 2)];
+                sum[4 * i] = before.x + sum[4 * i], sum[4 * i + 1] = before.y + sum[4 * i + 1];
+                sum[4 * i + 2] = before.z + sum[4 * i + 2], sum[4 * i + 3] = before.w + sum[4 * i + 3];
+            }
+        }
+        if (!last) {
+#pragma unroll
+            for (int i = 0; i < N / 8; i++) {
+                total[i * (ROWS * 2)] = {sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]};
+            }
+        }
+    }
+
+    /// Leaves finished sums.
+    template <int N>
+    __device__ static void put(const Tile& tile, size_t stride, int row, int col, const float (&sum)[N / 2]) {
         float* at = tile.out + col * stride + row;
         // Addresses are not to be computed before the sums are, when there are no registers for them.
         asm volatile("" : "+l"(at));
-        const bool rows[2] = {row < tile.rows, row + 8 < tile.rows};
+        const bool rows[2] = {row < tile.rows, row + 8 < tile.rows}, all = tile.rows == ROWS && tile.cols == N;
         const int cols = tile.cols - col;
-        const float scale = last ? tile.scale : 1.0f;
-        float before[N] = {};
-        if (!first) {
-            const float* from = at;
 #pragma unroll
-            for (int i = 0; i < N; i++) {
-                if (rows[i / 2 % 2] && i / 4 * 8 + i % 2 < cols) {
-                    before[i] = from[i / 2 % 2 * 8 + (i % 2 == 0 ? 0 : stride)];
-                }
-                if (i % 4 == 3) {
-                    from += 8 * stride;
-                }
+        for (int i = 0; i < N / 2; i++) {
+            if (all || (rows[i / 2 % 2] && i / 4 * 8 + i % 2 < cols)) {
+                at[i / 2 % 2 * 8 + (i % 2 == 0 ? 0 : stride)] = sum[i] * tile.scale;
             }
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            float& value = sum[i / (N / 2)][i % (N / 2)];
-            if (rows[i / 2 % 2] && i / 4 * 8 + i % 2 < cols) {
-                at[i / 2 % 2 * 8 + (i % 2 == 0 ? 0 : stride)] = (before[i] + value) * scale;
-            }
-            value = 0.0f;
             if (i % 4 == 3) {
                 at += 8 * stride;
             }

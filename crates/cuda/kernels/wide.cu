@@ -144,9 +144,10 @@ STRATA_KIND(split)
 
 #define STRATA_KERNELS(F, NAME)                                                                       \
     static_assert(NUMBER<KindOf<F>> < 6, "");                                                         \
-    /* The format's kind, and the bytes of 128 rows of a chunk. */                                    \
-    extern "C" __device__ uint32_t strata_kind_##NAME[2] = {NUMBER<KindOf<F>>, sizeof(Decoded<KindOf<F>>)}; \
-    extern "C" __global__ void __launch_bounds__(256)                                                 \
+    /* The format's kind, and the bytes of a tile's rows of a chunk. */                               \
+    extern "C" __device__ uint32_t strata_kind_##NAME[2] = {NUMBER<KindOf<F>>,                        \
+                                                            sizeof(Decoded<KindOf<F>, DENSE_ROWS>)};  \
+    extern "C" __global__ void __launch_bounds__(DECODED_ROWS * 2)                                    \
         strata_decode_rows_##NAME(const __grid_constant__ DecodeRowsParams p) {                       \
         decode_rows<F>(p);                                                                            \
     }

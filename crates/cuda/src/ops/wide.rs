@@ -12,8 +12,9 @@ pub(crate) const WIDE: usize = 128;
 /// Units of a chunk, and bytes of a column of it. Twins: `CHUNK`, `COLUMN_BYTES`.
 const CHUNK: usize = 2;
 const COLUMN_BYTES: usize = CHUNK * 68;
-/// Rows that are decoded together. Twin: `Decoded::ROWS`.
-const ROWS: usize = 128;
+/// Rows of a decoded tile, and those that a block of threads decodes. Twins: `DENSE_ROWS`, `DECODED_ROWS` in `kernels/decoded.cuh`.
+const ROWS: usize = 192;
+const DECODED: usize = 64;
 /// Units that a block of threads decodes. Twin: `Rows::BROUGHT`.
 const BROUGHT: usize = 8;
 /// Columns from which on it pays to decode a matrix before.
@@ -240,10 +241,9 @@ impl Wide {
                 rows: count as u32,
                 units: units as u32,
             };
-            let tall = count.div_ceil(ROWS);
-            let blocks = [units.div_ceil(BROUGHT) as u32, tall as u32, 1];
+            let blocks = [units.div_ceil(BROUGHT) as u32, count.div_ceil(DECODED) as u32, 1];
             // SAFETY: `most` rows fit into `room`.
-            unsafe { of.decode.launch(stream, Grid { blocks, threads: 256 }, &p)? };
+            unsafe { of.decode.launch(stream, Grid { blocks, threads: 2 * DECODED as u32 }, &p)? };
             let p = DecodedParams {
                 rows: room.address(),
                 pieces: pieces.address(),
@@ -256,8 +256,8 @@ impl Wide {
                 apart: u32::from(apart),
                 padding: 0,
             };
-            let tiles = tall * cols.div_ceil(WIDE) * if apart { segments } else { 1 };
-            let grid = Grid { blocks: [self.processors.min(tiles) as u32, 1, 1], threads: 384 };
+            let tiles = count.div_ceil(ROWS) * cols.div_ceil(WIDE) * if apart { segments } else { 1 };
+            let grid = Grid { blocks: [self.processors.min(tiles) as u32, 1, 1], threads: 512 };
             // SAFETY: the rows were decoded before, and `out` has a place for each row and column; so have the sums of each segment.
             unsafe { self.decoded[of.kind].launch(stream, grid, &p)? };
         }
