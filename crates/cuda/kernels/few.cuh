@@ -2,9 +2,8 @@
 //
 // A warp has a strip of 16 rows and walks them in chunks of units. Chunks of rows and columns are on their way to a ring
 // in shared memory while earlier ones are multiplied; rows are the warp's own business, columns are shared by the warps
-// of a group. A lane decodes a unit of one row, two units of the strip at a time. Very few columns it multiplies as well;
-// more are for the warp's integer tensor cores. Either way the contract's sum of a row and column is a
-// register of one lane: terms go nowhere else. Segments have sums of their own, added at the end: a long row's can be
+// of a group. A lane decodes a unit of one row, two units of the strip at a time, for the warp's integer tensor cores. The
+// contract's sum of a row and column is a register of one lane: terms go nowhere else. Segments have sums of their own, added at the end: a long row's can be
 // other groups' work.
 #pragma once
 
@@ -284,76 +283,6 @@ struct Few {
         }
     };
 
-    /// Up to `MOST` whole columns in shared memory: a lane multiplies what it decodes, and the lower half of the warp has
-    /// the sums.
-    struct Each {
-        static constexpr int MOST = 4;
-        Sums sums;
-        /// `[cols][units * 32]`, `[cols][units]`.
-        const uint8_t* q;
-        const float* d;
-        const uint32_t* of_values;
-        int first, cols, units;
-        float acc[MOST] = {};
-
-        /// Bytes of a column.
-        static constexpr uint32_t UNIT = 32 + (SUMS ? 8 : 4);
-
-        /// Starts copying columns to `room`, by all threads of a block.
-        __device__ void start(uint8_t* room, const Columns& x, const uint32_t* which) {
-            uint8_t* d_room = room + cols * units * 32;
-            q = room, d = reinterpret_cast<float*>(d_room);
-            of_values = reinterpret_cast<uint32_t*>(d_room) + cols * units;
-            const SharedAddress to = shared_at(room), to_d = shared_at(d_room), to_sums = shared_at(of_values);
-            for (int c = 0; c < cols; c++) {
-                const size_t at = size_t(which[c]) * units;
-                for (int i = threadIdx.x; i < 2 * units; i += blockDim.x) {
-                    start_copy<16>(to + (c * units * 2 + i) * 16, x.q + at * 32 + i * 16);
-                }
-                for (int i = threadIdx.x; i < units; i += blockDim.x) {
-                    start_copy<4>(to_d + (c * units + i) * 4, x.d + at + i);
-                    if constexpr (SUMS) {
-                        start_copy<4>(to_sums + (c * units + i) * 4, x.sums + at + i);
-                    }
-                }
-            }
-        }
-        __device__ void put(const Unit&, int, int) {}
-        __device__ void add(const Unit& u, int, const Chunk&, int from, int i, bool both, int lane) {
-            const int unit = min(from + i + lane / ROWS, units - 1);
-            const uint4* values = reinterpret_cast<const uint4*>(q) + unit * 2;
-#pragma unroll
-            for (int c = 0; c < MOST; c++) {
-                if (c < cols) {
-                    float2 first, second;
-                    terms<F>(u, values[c * units * 2], values[c * units * 2 + 1], d[c * units + unit],
-                             SUMS ? of_values[c * units + unit] : 0, first, second);
-                    acc[c] = fma(first.x, first.y, acc[c]);
-                    if constexpr (SECOND<F>) {
-                        acc[c] = fma(second.x, second.y, acc[c]);
-                    }
-                    const float next = fma(__shfl_down_sync(ALL, first.x, ROWS), __shfl_down_sync(ALL, first.y, ROWS),
-                                           acc[c]);
-                    acc[c] = both ? next : acc[c];
-                    if constexpr (SECOND<F>) {
-                        const float last = fma(__shfl_down_sync(ALL, second.x, ROWS),
-                                               __shfl_down_sync(ALL, second.y, ROWS), acc[c]);
-                        acc[c] = both ? last : acc[c];
-                    }
-                }
-            }
-        }
-        __device__ void end(int segment, int strip, int strips, int lane) {
-#pragma unroll
-            for (int c = 0; c < MOST; c++) {
-                if (c < cols && lane < ROWS) {
-                    sums.of(segment, first + c, strips)[strip * ROWS + lane] = acc[c];
-                }
-                acc[c] = 0.0f;
-            }
-        }
-    };
-
     /// Up to `8 * TILES` columns, by tensor cores.
     template <int TILES>
     struct Together {
@@ -481,7 +410,7 @@ struct Few {
 
 /// Words that the host lays out shared memory by. Twin: `Layout` in `ops/few.rs`.
 #define STRATA_FEW_LAYOUT(F, NAME)                                                                                \
-    extern "C" __device__ uint32_t strata_few_##NAME[6] = {F::GRID * 4, 2 * sizeof(Few<F>::Decoded), Few<F>::ROW, \
-                                                           Few<F>::COLUMN_BYTES, Few<F>::STAGES, Few<F>::Each::UNIT};
+    extern "C" __device__ uint32_t strata_few_##NAME[5] = {F::GRID * 4, 2 * sizeof(Few<F>::Decoded), Few<F>::ROW, \
+                                                           Few<F>::COLUMN_BYTES, Few<F>::STAGES};
 
 }  // namespace strata

@@ -13,7 +13,7 @@ pub(crate) const FEW: usize = 64;
 /// Matrices of a launch. Twin: `FewParams`.
 const MOST: usize = 3;
 /// Rows of a strip, and units of a chunk. Twins: `Few::ROWS`, `Few::CHUNK`.
-pub(crate) const ROWS: usize = 16;
+const ROWS: usize = 16;
 const CHUNK: usize = 8;
 /// Warps of a block of threads.
 const WARPS: usize = 8;
@@ -53,19 +53,14 @@ pub(crate) struct Layout {
     row: usize,
     column: usize,
     stages: usize,
-    /// Of a unit of a column that lanes multiply.
-    unit: usize,
 }
-
-/// Columns that lanes multiply at once. Twin: `Few::Each::MOST`.
-const EACH: usize = 4;
 
 impl Layout {
     /// Of the format of that name.
     pub(crate) fn new(module: &Module, name: &str) -> Result<Layout, DriverError> {
-        let words: [u32; 6] = module.words(&format!("strata_few_{name}"))?;
-        let [grid, decoded, row, column, stages, unit] = words.map(|word| word as usize);
-        Ok(Layout { grid, decoded, row, column, stages, unit })
+        let words: [u32; 5] = module.words(&format!("strata_few_{name}"))?;
+        let [grid, decoded, row, column, stages] = words.map(|word| word as usize);
+        Ok(Layout { grid, decoded, row, column, stages })
     }
 
     /// Bytes for `groups` of so many strips each, with room for `cols` columns of `units` units.
@@ -78,13 +73,6 @@ impl Layout {
     pub(crate) fn resident(&self, strips: usize, cols: usize, units: usize) -> usize {
         let columns = units.div_ceil(CHUNK) * cols * self.column;
         self.fixed(strips, 1, cols, units) + columns + self.stages(units) * strips * ROWS * self.row
-    }
-
-    /// The same for lanes that multiply what they decode, with sums of `cols` columns.
-    pub(crate) fn each(&self, strips: usize, cols: usize, units: usize) -> usize {
-        let columns = (EACH * units * self.unit).next_multiple_of(16);
-        let rows = self.stages(units) * strips * ROWS * self.row;
-        self.grid + Self::sums(strips, cols, units) + columns + rows
     }
 
     fn fixed(&self, strips: usize, groups: usize, cols: usize, units: usize) -> usize {
