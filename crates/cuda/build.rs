@@ -141,7 +141,7 @@ fn present() -> Option<String> {
     (!found.is_empty()).then(|| found.join(","))
 }
 
-/// The grids as C arrays of 32-bit words.
+/// The grids as C arrays of 32-bit words. Those of IQ2 have the three magnitudes 8, 25 and 43: four bits each say which.
 fn codebooks() -> String {
     let mut text = String::from("#pragma once\n#include <cstdint>\n");
     let mut table = |name: &str, words: &mut dyn Iterator<Item = u32>| {
@@ -156,9 +156,13 @@ fn codebooks() -> String {
     };
     let halves = |row: &u64| [*row as u32, (*row >> 32) as u32];
     table("IQ1", &mut grids::IQ1.iter().flat_map(halves));
-    table("IQ2_XXS", &mut grids::IQ2_XXS.iter().flat_map(halves));
-    table("IQ2_XS", &mut grids::IQ2_XS.iter().flat_map(halves));
-    table("IQ2_S", &mut grids::IQ2_S.iter().flat_map(halves));
+    let which = |row: &u64| {
+        let magnitudes = row.to_le_bytes().into_iter().enumerate();
+        magnitudes.map(|(i, magnitude)| u32::from(magnitude >> 4 & 3) << (4 * i)).sum()
+    };
+    table("IQ2_XXS", &mut grids::IQ2_XXS.iter().map(which));
+    table("IQ2_XS", &mut grids::IQ2_XS.iter().map(which));
+    table("IQ2_S", &mut grids::IQ2_S.iter().map(which));
     table("IQ3_XXS", &mut grids::IQ3_XXS.iter().copied());
     table("IQ3_S", &mut grids::IQ3_S.iter().copied());
     text

@@ -1,49 +1,51 @@
 // Products of block-format rows with a few quantised columns: several sequences, or a draft that is verified.
 //
-// A warp has a strip of 16 rows and walks them in chunks of units. Chunks of rows and columns are on their way to a ring
-// in shared memory while earlier ones are multiplied; rows are the warp's own business, columns are shared by the warps
-// of a group. A lane decodes a unit of one row, two units of the strip at a time. Very few columns it multiplies as well;
-// more are for the warp's integer tensor cores. Either way the contract's sum of a row and column is a
-// register of one lane: terms go nowhere else. Segments have sums of their own, added at the end: a long row's can be
-// other groups' work.
+// A warp has a strip of eight rows and walks them in chunks of units. Chunks of rows and columns are on their way to a
+// ring in shared memory while earlier ones are multiplied; rows are the warp's own business, columns are shared by the
+// warps of a group. A lane decodes a unit of one row, four units of the strip at a time; the warp's integer tensor cores
+// multiply them, with columns in the place of rows: strips are small, so that many warps share a matrix. The contract's
+// sum of a row and column is a register of one lane: terms go nowhere else. Segments have sums of their own, added at
+// the end: a long row's can be other groups' work.
 #pragma once
 
 #include "many.cuh"
 
 namespace strata {
 
-/// `start + a * b` of a unit, and of its halves: `a` 16 rows, `b` 8 columns. All sums start alike.
-__device__ inline void products32(int (&c)[4], int start, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+/// `a * b` of a unit, and of its halves: `a` 16 columns, `b` 8 rows.
+__device__ inline void products32(int (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, "
         "%10};"
         : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(start));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
 #else
-    c[0] = c[1] = c[2] = c[3] = start;
+    c[0] = c[1] = c[2] = c[3] = 0;
     multiply32(c, a, b0, b1);
 #endif
 }
-__device__ inline void products16(int (&c)[4], int start, uint32_t a0, uint32_t a1, uint32_t b) {
+__device__ inline void products16(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
         : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-        : "r"(a0), "r"(a1), "r"(b), "r"(start));
+        : "r"(a0), "r"(a1), "r"(b), "r"(0));
 #else
-    c[0] = c[1] = c[2] = c[3] = start;
+    c[0] = c[1] = c[2] = c[3] = 0;
     multiply16(c, a0, a1, b);
 #endif
 }
 
-/// What groups and rings are made of, for rows of format `F`. Twin: `ops/few.rs`.
-template <class F>
+/// What groups and rings are made of, for rows of format `F` and up to `COLS` columns: 8, 16 or 32. Twin: `ops/few.rs`.
+template <class F, int COLS>
 struct Few {
-    static constexpr int ROWS = 16, CHUNK = 8, PER_BLOCK = F::LEN / 32;
+    static constexpr int ROWS = 8, CHUNK = 8, PER_BLOCK = F::LEN / 32;
+    /// Units that are decoded at once.
+    static constexpr int STEP = WARP / ROWS;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
     // Nothing is copied meanwhile.
     static constexpr int STAGES = 2;
 #else
-    static constexpr int STAGES = 3;
+    static constexpr int STAGES = COLS < 32 ? 3 : 2;
 #endif
     static_assert(SEGMENT % CHUNK == 0 && CHUNK % PER_BLOCK == 0);
     /// Bytes of a row's chunk, the 16-byte pieces that they can lie in, and the bytes of those.
@@ -56,21 +58,22 @@ struct Few {
     /// Bytes of a chunk of a column with its scales and sums.
     static constexpr uint32_t COLUMN_BYTES = COLUMN + CHUNK * 4 * (SUMS ? 2 : 1);
 
-    /// Floats of a unit beside its weights.
+    /// What a unit has beside its weights.
     static constexpr bool SUB = SCALED<F> && !F::SPLIT;
     static constexpr int HALVES = F::HALVES ? 2 : 1;
     static constexpr int COUNT = 1 + (SUB ? HALVES : 0) + (F::SPLIT ? 1 : 0) + (F::MINIMUM == 0 ? 0 : SUB ? 1 + HALVES : 1);
     static constexpr int VECTOR = COUNT <= 2 ? COUNT : COUNT <= 4 ? 4 : 8;
     struct alignas(VECTOR < 4 ? VECTOR * 4 : 16) Scales {
-        /// The scale; sub-scales, or the other scale; the minimum's scale, and minimums where they aren't 1.
-        float v[VECTOR];
+        /// The scale; integer sub-scales, or the other scale; the minimum's scale, and integer minimums where they
+        /// aren't 1.
+        uint32_t v[VECTOR];
     };
     static constexpr int MINIMUM_AT = SUB ? 1 + HALVES : 1;
-    /// What a warp decodes to: two units of its rows, eight of which start in different banks.
-    static constexpr uint32_t LINE = 2 * 32 + 16;
+    /// What a warp decodes to: units of its rows, which start in different banks.
+    static constexpr uint32_t LINE = STEP * 32 + 16;
     struct alignas(16) Decoded {
         uint8_t w[ROWS][LINE];
-        Scales scales[2 * ROWS];
+        Scales scales[WARP];
     };
 
     /// A chunk of columns in shared memory.
@@ -143,21 +146,17 @@ struct Few {
         /// Starts copying the strip's rows, from unit `from` on `here` of them: four lanes a row.
         __device__ void start_rows(int stage, int from, int here, int lane) const {
             const uint32_t bytes = here / PER_BLOCK * F::BYTES;
+            const int row = lane / 4;
+            if (row < rows) {
+                const uint8_t* first = weights + row * row_bytes + from / PER_BLOCK * F::BYTES;
+                const uint32_t off = uint32_t(reinterpret_cast<uintptr_t>(first)) & 15, whole = off + bytes;
+                const uint32_t own = lane % 4 * 16;
+                first += int(own) - int(off);
+                const SharedAddress to = shared_at(ring) + stage * stage_bytes() + (strip * ROWS + row) * ROW + own;
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int row = lane / 4 + half * 8;
-                if (row < rows) {
-                    const uint8_t* first = weights + row * row_bytes + from / PER_BLOCK * F::BYTES;
-                    const uint32_t off = uint32_t(reinterpret_cast<uintptr_t>(first)) & 15, whole = off + bytes;
-                    const uint32_t own = lane % 4 * 16;
-                    first += int(own) - int(off);
-                    const SharedAddress to =
-                        shared_at(ring) + stage * stage_bytes() + (strip * ROWS + row) * ROW + own;
-#pragma unroll
-                    for (uint32_t at = 0; at < ROW; at += 64) {
-                        if (at + own < whole) {
-                            start_copy<16>(to + at, first + at);
-                        }
+                for (uint32_t at = 0; at < ROW; at += 64) {
+                    if (at + own < whole) {
+                        start_copy<16>(to + at, first + at);
                     }
                 }
             }
@@ -201,7 +200,7 @@ struct Few {
         /// All warps of the block come here, with as much to do or less.
         template <class Multiply, class Before>
         __device__ void walk(int from, int to, Multiply& multiply, Before before) const {
-            const int lane = threadIdx.x % WARP, half = lane / ROWS;
+            const int lane = threadIdx.x % WARP;
             __syncwarp();
             for (int i = 0; i < STAGES - 1; i++) {
                 const int at = from + i * CHUNK;
@@ -231,29 +230,28 @@ struct Few {
                 const Chunk columns = chunk(stage, at);
                 const uint8_t* own = row(stage, lane % ROWS, at);
                 auto unit = [&](int number) {
-                    const int i = number + half;
+                    const int i = number + lane / ROWS;
                     return F::unit(own + i / PER_BLOCK * F::BYTES, i % PER_BLOCK, grid);
                 };
                 if (F::LEN == 256 || here == CHUNK) {
                     Unit u = unit(0);
 #pragma unroll
-                    for (int i = 0; i < CHUNK; i += 2) {
-                        multiply.put(u, i / 2 % 2, lane);
-                        const Unit now = u;
-                        if (i + 2 < CHUNK) {
-                            u = unit(i + 2);
+                    for (int i = 0; i < CHUNK; i += STEP) {
+                        multiply.put(u, i / STEP % 2, lane);
+                        if (i + STEP < CHUNK) {
+                            u = unit(i + STEP);
                         }
-                        multiply.add(now, i / 2 % 2, columns, at, i, true, lane);
+                        multiply.add(i / STEP % 2, columns, i, STEP, lane);
                     }
                 } else {
 #pragma unroll 1
-                    for (int i = 0; i < here; i += 2) {
+                    for (int i = 0; i < here; i += STEP) {
                         Unit u = {};
-                        if (i + half < here) {
+                        if (i + lane / ROWS < here) {
                             u = unit(i);
                         }
-                        multiply.put(u, i / 2 % 2, lane);
-                        multiply.add(u, i / 2 % 2, columns, at, i, i + 1 < here, lane);
+                        multiply.put(u, i / STEP % 2, lane);
+                        multiply.add(i / STEP % 2, columns, i, here - i, lane);
                         __syncwarp();
                     }
                 }
@@ -266,100 +264,35 @@ struct Few {
         }
     };
 
-    /// The sums of segments, `[segments][room][strips * ROWS]`.
+    /// The sums of segments, `[segments][COLS][strips * ROWS]`; of a group that has all of them, in order, their sum.
     struct Sums {
         float* all;
-        int room;
+        bool whole;
 
         __device__ float* of(int segment, int col, int strips) const {
-            return all + (segment * room + col) * (strips * ROWS);
+            return all + (segment * COLS + col) * (strips * ROWS);
+        }
+        __device__ void put(int segment, int col, int row, int strips, float sum) const {
+            float& to = of(whole ? 0 : segment, col, strips)[row];
+            to = whole ? (segment == 0 ? 0.0f : to) + sum : sum;
         }
         /// A row and column's, added in order.
         __device__ float sum(int segments, int col, int row, int strips) const {
             float total = 0.0f;
-            for (int s = 0; s < segments; s++) {
+            for (int s = 0; s < (whole ? 1 : segments); s++) {
                 total = total + of(s, col, strips)[row];
             }
             return total;
         }
     };
 
-    /// Up to `MOST` whole columns in shared memory: a lane multiplies what it decodes, and the lower half of the warp has
-    /// the sums.
-    struct Each {
-        static constexpr int MOST = 4;
-        Sums sums;
-        /// `[cols][units * 32]`, `[cols][units]`.
-        const uint8_t* q;
-        const float* d;
-        const uint32_t* of_values;
-        int first, cols, units;
-        float acc[MOST] = {};
-
-        /// Bytes of a column.
-        static constexpr uint32_t UNIT = 32 + (SUMS ? 8 : 4);
-
-        /// Starts copying columns to `room`, by all threads of a block.
-        __device__ void start(uint8_t* room, const Columns& x, const uint32_t* which) {
-            uint8_t* d_room = room + cols * units * 32;
-            q = room, d = reinterpret_cast<float*>(d_room);
-            of_values = reinterpret_cast<uint32_t*>(d_room) + cols * units;
-            const SharedAddress to = shared_at(room), to_d = shared_at(d_room), to_sums = shared_at(of_values);
-            for (int c = 0; c < cols; c++) {
-                const size_t at = size_t(which[c]) * units;
-                for (int i = threadIdx.x; i < 2 * units; i += blockDim.x) {
-                    start_copy<16>(to + (c * units * 2 + i) * 16, x.q + at * 32 + i * 16);
-                }
-                for (int i = threadIdx.x; i < units; i += blockDim.x) {
-                    start_copy<4>(to_d + (c * units + i) * 4, x.d + at + i);
-                    if constexpr (SUMS) {
-                        start_copy<4>(to_sums + (c * units + i) * 4, x.sums + at + i);
-                    }
-                }
-            }
-        }
-        __device__ void put(const Unit&, int, int) {}
-        __device__ void add(const Unit& u, int, const Chunk&, int from, int i, bool both, int lane) {
-            const int unit = min(from + i + lane / ROWS, units - 1);
-            const uint4* values = reinterpret_cast<const uint4*>(q) + unit * 2;
-#pragma unroll
-            for (int c = 0; c < MOST; c++) {
-                if (c < cols) {
-                    float2 first, second;
-                    terms<F>(u, values[c * units * 2], values[c * units * 2 + 1], d[c * units + unit],
-                             SUMS ? of_values[c * units + unit] : 0, first, second);
-                    acc[c] = fma(first.x, first.y, acc[c]);
-                    if constexpr (SECOND<F>) {
-                        acc[c] = fma(second.x, second.y, acc[c]);
-                    }
-                    const float next = fma(__shfl_down_sync(ALL, first.x, ROWS), __shfl_down_sync(ALL, first.y, ROWS),
-                                           acc[c]);
-                    acc[c] = both ? next : acc[c];
-                    if constexpr (SECOND<F>) {
-                        const float last = fma(__shfl_down_sync(ALL, second.x, ROWS),
-                                               __shfl_down_sync(ALL, second.y, ROWS), acc[c]);
-                        acc[c] = both ? last : acc[c];
-                    }
-                }
-            }
-        }
-        __device__ void end(int segment, int strip, int strips, int lane) {
-#pragma unroll
-            for (int c = 0; c < MOST; c++) {
-                if (c < cols && lane < ROWS) {
-                    sums.of(segment, first + c, strips)[strip * ROWS + lane] = acc[c];
-                }
-                acc[c] = 0.0f;
-            }
-        }
-    };
-
-    /// Up to `8 * TILES` columns, by tensor cores.
-    template <int TILES>
+    /// The columns by tensor cores.
     struct Together {
+        /// Sums that a lane has of 16 columns, or of eight: of two rows each.
+        static constexpr int TILES = (COLS + 15) / 16, OWN = COLS < 16 ? 2 : 4;
         Sums sums;
         Decoded* decoded;
-        float acc[TILES][4] = {};
+        float acc[TILES][OWN] = {};
 
         /// What the lane decoded, for the warp.
         __device__ void put(Unit u, int turn, int lane) {
@@ -368,22 +301,22 @@ struct Few {
             to[0] = uint4{u.w[0], u.w[1], u.w[2], u.w[3]};
             to[1] = uint4{u.w[4], u.w[5], u.w[6], u.w[7]};
             Scales s = {};
-            s.v[0] = u.d[0];
+            s.v[0] = to_bits(u.d[0]);
             if constexpr (SUB) {
-                s.v[1] = float(u.s[0]);
+                s.v[1] = uint32_t(u.s[0]);
                 if constexpr (F::HALVES) {
-                    s.v[2] = float(u.s[1]);
+                    s.v[2] = uint32_t(u.s[1]);
                 }
             }
             if constexpr (F::SPLIT) {
-                s.v[1] = u.d[1];
+                s.v[1] = to_bits(u.d[1]);
             }
             if constexpr (F::MINIMUM != 0) {
-                s.v[MINIMUM_AT] = u.d_min;
+                s.v[MINIMUM_AT] = to_bits(u.d_min);
                 if constexpr (SUB) {
-                    s.v[MINIMUM_AT + 1] = float(u.m[0]);
+                    s.v[MINIMUM_AT + 1] = uint32_t(u.m[0]);
                     if constexpr (F::HALVES) {
-                        s.v[MINIMUM_AT + 2] = float(u.m[1]);
+                        s.v[MINIMUM_AT + 2] = uint32_t(u.m[1]);
                     }
                 }
             }
@@ -391,67 +324,83 @@ struct Few {
             __syncwarp();
         }
 
-        __device__ void add(const Unit&, int turn, const Chunk& x, int, int i, bool both, int lane) {
+        /// Adds `here` units from number `i` of a chunk on, at most `STEP`.
+        __device__ void add(int turn, const Chunk& x, int i, int here, int lane) {
             const Decoded& from = decoded[turn];
-            uint32_t a[2][4];
-            Scales scales[2][2];
 #pragma unroll
-            for (int u = 0; u < 2; u++) {
-                load_matrices(a[u], from.w[lane % 16] + u * 32 + lane / 16 * 16);
-                scales[u][0] = from.scales[u * ROWS + lane / 4];
-                scales[u][1] = from.scales[u * ROWS + lane / 4 + 8];
-            }
-#pragma unroll
-            for (int n = 0; n < TILES; n++) {
+            for (int two = 0; two < STEP; two += 2) {
+                // Both halves of a unit of the rows, then of the next unit.
                 uint32_t b[4];
-                // Both halves of a unit of 8 columns, then of the next unit.
-                load_matrices(b, x.q + (n * 8 + lane % 8) * COLUMN + (i + lane / 16) * 32 + lane / 8 % 2 * 16);
+                load_matrices(b, from.w[lane % 8] + two * 32 + lane / 8 * 16);
+                Scales scales[2][2];
 #pragma unroll
                 for (int u = 0; u < 2; u++) {
-                    const uint32_t at = (i + u) * x.room + n * 8 + lane % 4 * 2;
-                    unit(acc[n], a[u], b[2 * u], b[2 * u + 1], scales[u], *reinterpret_cast<const float2*>(x.d + at),
-                         F::MINIMUM != 0 ? *reinterpret_cast<const uint2*>(x.sums + at) : uint2{}, u == 0 || both);
+                    scales[u][0] = from.scales[(two + u) * ROWS + lane % 4 * 2];
+                    scales[u][1] = from.scales[(two + u) * ROWS + lane % 4 * 2 + 1];
+                }
+#pragma unroll
+                for (int n = 0; n < TILES; n++) {
+                    uint32_t a[2][4] = {};
+                    if constexpr (COLS < 16) {
+                        // The same of eight columns.
+                        uint32_t both[4];
+                        load_matrices(both, x.q + lane % 8 * COLUMN + (i + two) * 32 + lane / 8 * 16);
+                        a[0][0] = both[0], a[0][2] = both[1], a[1][0] = both[2], a[1][2] = both[3];
+                    } else {
+#pragma unroll
+                        for (int u = 0; u < 2; u++) {
+                            load_matrices(a[u],
+                                          x.q + (n * 16 + lane % 16) * COLUMN + (i + two + u) * 32 + lane / 16 * 16);
+                        }
+                    }
+#pragma unroll
+                    for (int u = 0; u < 2; u++) {
+                        const uint32_t at = (i + two + u) * x.room + n * 16 + lane / 4;
+                        float d[OWN / 2];
+                        uint32_t sums[OWN / 2];
+#pragma unroll
+                        for (int c = 0; c < OWN / 2; c++) {
+                            d[c] = x.d[at + 8 * c], sums[c] = F::MINIMUM != 0 ? x.sums[at + 8 * c] : 0;
+                        }
+                        unit(acc[n], a[u], b[2 * u], b[2 * u + 1], scales[u], d, sums, two + u < here);
+                    }
                 }
             }
         }
 
-        /// Adds a unit's terms to the sums of rows `lane / 4` and 8 more, and of columns `lane % 4 * 2` and the next.
-        __device__ static void unit(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                    const Scales (&scales)[2], float2 d_a, uint2 sums, bool there) {
-            // As in `Many::unit`.
-            constexpr int start = int(ROUND_BITS);
+        /// Adds a unit's terms to the sums of columns `lane / 4` and 8 more, and of rows `lane % 4 * 2` and the next.
+        __device__ static void unit(float (&acc)[OWN], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                    const Scales (&scales)[2], const float (&d)[OWN / 2],
+                                    const uint32_t (&sums)[OWN / 2], bool there) {
             int first[4], other[4];
             if constexpr (F::HALVES || F::SPLIT) {
-                products16(first, start, a[0], a[1], b0);
-                products16(other, start, a[2], a[3], b1);
+                products16(first, a[0], a[1], b0);
+                products16(other, a[2], a[3], b1);
             } else {
-                products32(first, start, a, b0, b1);
+                products32(first, a, b0, b1);
             }
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const float(&s)[VECTOR] = scales[j / 2].v;
-                const float d = j % 2 == 0 ? d_a.x : d_a.y, by = s[0] * d;
+            for (int j = 0; j < OWN; j++) {
+                const uint32_t(&s)[VECTOR] = scales[j % 2].v;
+                const float d_a = d[j / 2], by = from_bits(s[0]) * d_a;
                 float sum = acc[j];
                 if constexpr (F::SPLIT) {
-                    sum = fma(__int_as_float(first[j]) - ROUND, by, sum);
-                    sum = fma(__int_as_float(other[j]) - ROUND, s[1] * d, sum);
+                    sum = fma(float(first[j]), by, sum);
+                    sum = fma(float(other[j]), from_bits(s[1]) * d_a, sum);
                 } else if constexpr (F::HALVES) {
-                    const float whole = fma(__int_as_float(first[j]), s[1], -ROUND * s[1]) +
-                                        fma(__int_as_float(other[j]), s[2], -ROUND * s[2]);
-                    sum = fma(whole, by, sum);
+                    sum = fma(float(first[j] * int(s[1]) + other[j] * int(s[2])), by, sum);
                 } else if constexpr (SUB) {
-                    sum = fma(fma(__int_as_float(first[j]), s[1], -ROUND * s[1]), by, sum);
+                    sum = fma(float(first[j] * int(s[1])), by, sum);
                 } else {
-                    sum = fma(__int_as_float(first[j]) - ROUND, by, sum);
+                    sum = fma(float(first[j]), by, sum);
                 }
                 if constexpr (F::MINIMUM != 0) {
-                    const uint32_t two = j % 2 == 0 ? sums.x : sums.y;
-                    const float low = float(int16_t(two & 0xffff)), high = float(int16_t(two >> 16));
-                    const float m = !SUB        ? low + high
-                                    : F::HALVES ? fma(s[MINIMUM_AT + 1], low, s[MINIMUM_AT + F::HALVES + 1] * high)
-                                                : s[MINIMUM_AT + 1] * (low + high);
-                    const float scale = s[MINIMUM_AT] * d;
-                    sum = fma(m, F::MINIMUM > 0 ? scale : -scale, sum);
+                    const int low = int16_t(sums[j / 2] & 0xffff), high = int16_t(sums[j / 2] >> 16);
+                    const int m = !SUB        ? low + high
+                                  : F::HALVES ? int(s[MINIMUM_AT + 1]) * low + int(s[MINIMUM_AT + F::HALVES + 1]) * high
+                                              : int(s[MINIMUM_AT + 1]) * (low + high);
+                    const float scale = from_bits(s[MINIMUM_AT]) * d_a;
+                    sum = fma(float(m), F::MINIMUM > 0 ? scale : -scale, sum);
                 }
                 acc[j] = there ? sum : acc[j];
             }
@@ -461,9 +410,9 @@ struct Few {
 #pragma unroll
             for (int n = 0; n < TILES; n++) {
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    sums.of(segment, n * 8 + lane % 4 * 2 + j % 2, strips)[strip * ROWS + lane / 4 + j / 2 * 8] =
-                        acc[n][j];
+                for (int j = 0; j < OWN; j++) {
+                    sums.put(segment, n * 16 + lane / 4 + j / 2 * 8, strip * ROWS + lane % 4 * 2 + j % 2, strips,
+                             acc[n][j]);
                     acc[n][j] = 0.0f;
                 }
             }
@@ -480,8 +429,9 @@ struct Few {
 };
 
 /// Words that the host lays out shared memory by. Twin: `Layout` in `ops/few.rs`.
-#define STRATA_FEW_LAYOUT(F, NAME)                                                                                \
-    extern "C" __device__ uint32_t strata_few_##NAME[6] = {F::GRID * 4, 2 * sizeof(Few<F>::Decoded), Few<F>::ROW, \
-                                                           Few<F>::COLUMN_BYTES, Few<F>::STAGES, Few<F>::Each::UNIT};
+#define STRATA_FEW_LAYOUT(F, NAME)                                                                                  \
+    extern "C" __device__ uint32_t strata_few_##NAME[6] = {                                                         \
+        F::GRID * 4,       2 * sizeof(Few<F, 8>::Decoded), Few<F, 8>::ROW, Few<F, 8>::COLUMN_BYTES,                 \
+        Few<F, 8>::STAGES, Few<F, 32>::STAGES};
 
 }  // namespace strata

@@ -49,7 +49,7 @@ __device__ inline uint32_t load32(const uint8_t* p) {
 /// Every byte less `n`, for bytes below 128: no borrow crosses a byte.
 template <int N>
 __device__ inline uint32_t less(uint32_t bytes) {
-    return ((bytes | 0x80808080u) - N * 0x01010101u) ^ 0x80808080u;
+    return (bytes + (128 - N) * 0x01010101u) ^ 0x80808080u;
 }
 
 /// The lowest bits of the bytes, from the lowest four bits.
@@ -65,6 +65,13 @@ __device__ inline uint32_t negate(uint32_t bytes, uint32_t signs) {
 __device__ inline uint32_t even_signs(uint32_t seven) {
     seven &= 127;
     return seven | (__popc(seven) & 1) << 7;
+}
+
+/// A byte permutation as the instruction has it: a selector's fourth bit asks for eight times the byte's sign.
+__device__ inline uint32_t permute(uint32_t low, uint32_t high, uint32_t select) {
+    uint32_t out;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(select));
+    return out;
 }
 
 /// Eight nibbles through a table of 16 bytes: `low` gets those of the lower nibbles of the four bytes, `high` the
@@ -105,7 +112,7 @@ struct Layout {
                 out[k] = words[k];
             } else {
                 // Beyond the last byte that is wanted nothing is read.
-                const uint32_t high = k + 1 < N || off > 0 ? words[k + 1] : 0;
+                const uint32_t high = words[k + 1 < N || off > 0 ? k + 1 : k];
                 out[k] = __funnelshift_r(low, high, off * 8);
                 low = high;
             }
@@ -332,49 +339,72 @@ struct Iq1M : Layout<256, 56, 0, true, 4096> {
     }
 };
 
-/// Eight values of a grid with their signs.
-__device__ inline void signed8(const uint32_t* grid, uint32_t index, uint32_t signs, uint32_t* w) {
-    const uint2 both = reinterpret_cast<const uint2*>(grid)[index];
-    w[0] = negate(both.x, signs);
-    w[1] = negate(both.y, signs >> 4);
+/// The magnitudes of IQ2's grids, as four bits of an entry select them, and their negatives.
+constexpr uint32_t IQ2 = 0x002b1908u, IQ2_NEGATIVE = 0x00d5e7f8u;
+
+/// 32 values of entries of IQ2's grids with their signs.
+__device__ inline void signed32(const uint32_t (&entries)[4], uint32_t signs, uint32_t (&w)[8]) {
+    const uint32_t low = signs & 0x0f0f0f0fu, high = signs >> 4 & 0x0f0f0f0fu;
+#pragma unroll
+    for (int g = 0; g < 4; g++) {
+        // A bit each to the third of four: halves of the byte to 16 bits, of these to eight.
+        const uint32_t halves = permute(low, high, 0x8480 + g * 0x101);
+        const uint32_t quarters = halves * 0x41 & 0x03030303u;
+        const uint32_t select = entries[g] | (quarters * 0x24 & 0x44444444u);
+        w[2 * g] = permute(IQ2, IQ2_NEGATIVE, select);
+        w[2 * g + 1] = permute(IQ2, IQ2_NEGATIVE, select >> 16);
+    }
 }
 
-struct Iq2Xxs : Layout<256, 66, 0, false, 512> {
+struct Iq2Xxs : Layout<256, 66, 0, false, 256> {
     __device__ static const uint32_t* codebook() { return CODEBOOK_IQ2_XXS; }
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t* grid) {
-        uint32_t packed[2];
+        uint32_t packed[2], entries[4], signs = 0;
         dwords(block + 2 + 8 * i, packed);
         Unit u = plain(half(block) / 8.0f, 2 * int(packed[1] >> 28) + 1);
         for (int g = 0; g < 4; g++) {
-            signed8(grid, packed[0] >> (8 * g) & 255, even_signs(packed[1] >> (7 * g)), u.w + 2 * g);
+            entries[g] = grid[packed[0] >> (8 * g) & 255];
+            signs |= even_signs(packed[1] >> (7 * g)) << (8 * g);
         }
+        signed32(entries, signs, u.w);
         return u;
     }
 };
 
-struct Iq2Xs : Layout<256, 74, 0, true, 1024> {
+struct Iq2Xs : Layout<256, 74, 0, true, 512> {
     __device__ static const uint32_t* codebook() { return CODEBOOK_IQ2_XS; }
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t* grid) {
         const uint32_t scales = block[66 + i];
         Unit u = plain(half(block) / 8.0f, 2 * int(scales & 15) + 1, 2 * int(scales >> 4) + 1);
+        uint32_t entries[4], signs = 0;
         for (int g = 0; g < 4; g++) {
             const uint32_t packed = word(block + 2 + 8 * i + 2 * g);
-            signed8(grid, packed & 511, even_signs(packed >> 9), u.w + 2 * g);
+            entries[g] = grid[packed & 511];
+            signs |= even_signs(packed >> 9) << (8 * g);
         }
+        signed32(entries, signs, u.w);
         return u;
     }
 };
 
-struct Iq2S : Layout<256, 82, 0, true, 2048> {
+struct Iq2S : Layout<256, 82, 0, true, 1024> {
     __device__ static const uint32_t* codebook() { return CODEBOOK_IQ2_S; }
     __device__ static Unit unit(const uint8_t* block, int i, const uint32_t* grid) {
-        const uint32_t high = block[66 + i], scales = block[74 + i];
-        const uint32_t low = dword(block + 2 + 4 * i), signs = dword(block + 34 + 4 * i);
+        const uint32_t scales = block[74 + i];
         Unit u = plain(half(block) / 8.0f, 2 * int(scales & 15) + 1, 2 * int(scales >> 4) + 1);
+        // Whole words: units share those that they lie across.
+        const uint32_t off = uint32_t(reinterpret_cast<uintptr_t>(block + 2)) & 3;
+        const uint32_t* words = reinterpret_cast<const uint32_t*>(block + 2 - off) + i;
+        const uint32_t low = __funnelshift_r(words[0], words[1], off * 8),
+                       signs = __funnelshift_r(words[8], words[9], off * 8);
+        // Two bits to each byte.
+        uint32_t high = block[66 + i] * 0x1001u & 0x000f000fu;
+        high = high * 0x41 & 0x03030303u;
+        uint32_t entries[4];
         for (int g = 0; g < 4; g++) {
-            const uint32_t index = (low >> (8 * g) & 255) | (high >> (2 * g) & 3) << 8;
-            signed8(grid, index, signs >> (8 * g), u.w + 2 * g);
+            entries[g] = grid[permute(low, high, 0xcc40 + g * 0x11)];
         }
+        signed32(entries, signs, u.w);
         return u;
     }
 };
@@ -411,6 +441,19 @@ struct Iq3S : Layout<256, 110, 0, false, 512> {
 
 /// The values of IQ4_NL and IQ4_XS: -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113.
 __device__ constexpr uint32_t IQ4[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
+/// Eight nibbles through that table, of whose halves one is negative: seven bits of a value, and its sign. A selector's
+/// fourth bit makes what the other half gives 0.
+__device__ inline void lookup_iq4(uint32_t nibbles, uint32_t& low, uint32_t& high) {
+    const uint32_t upper = nibbles ^ 0x88888888u;
+    uint32_t picked[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        picked[half] = permute(IQ4[0] & 0x7f7f7f7fu, IQ4[1] & 0x7f7f7f7fu, nibbles >> (16 * half)) +
+                       permute(IQ4[2], IQ4[3], upper >> (16 * half));
+    }
+    low = permute(picked[0], picked[1], 0x6420) | (upper << 4 & 0x80808080u);
+    high = permute(picked[0], picked[1], 0x7531) | (upper & 0x80808080u);
+}
 /// Twice the E2M1 values: 0 1 2 3 4 6 8 12, then their negatives.
 __device__ constexpr uint32_t E2M1[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
 
@@ -420,7 +463,7 @@ struct Iq4Nl : Layout<32, 18> {
         uint32_t q[4];
         dwords(block + 2, q);
         for (int k = 0; k < 4; k++) {
-            lookup(q[k], IQ4, u.w[k], u.w[k + 4]);
+            lookup_iq4(q[k], u.w[k], u.w[k + 4]);
         }
         return u;
     }
@@ -432,7 +475,7 @@ struct Iq4Xs : Layout<256, 136> {
         const int low = block[4 + i / 2] >> (i % 2 * 4) & 15, high = word(block + 2) >> (2 * i) & 3;
         Unit u = plain(half(block), (low | high << 4) - 32);
         for (int k = 0; k < 4; k++) {
-            lookup(dword(block + 8 + 16 * i + 4 * k), IQ4, u.w[k], u.w[k + 4]);
+            lookup_iq4(dword(block + 8 + 16 * i + 4 * k), u.w[k], u.w[k + 4]);
         }
         return u;
     }

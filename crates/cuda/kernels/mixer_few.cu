@@ -25,13 +25,16 @@ struct NarrowFewParams {
     uint32_t inject_format;
 };
 
-/// Streams, at most.
-constexpr uint32_t STREAMS = 4;
+/// Streams, and threads of a block, at most.
+constexpr uint32_t STREAMS = 4, NARROWERS = 4 * STREAMS * WARP;
+/// Inject weights of a block of threads: more would wait for one multiprocessor's share of the second cache. Twin:
+/// `src/ops/mixer.rs`.
+constexpr uint32_t INJECTED = 4;
 
 /// The product of a float row with a column by a warp, much of which is on its way at once.
 template <class T>
 __device__ float long_product(const T* w, const float* x, int k, int lane) {
-    constexpr int AHEAD = 32, STEP = AHEAD * WARP;
+    constexpr int AHEAD = 20, STEP = AHEAD * WARP;
     float weights[2][AHEAD], values[2][AHEAD], acc = 0.0f;
     const int whole = k / STEP;
     w += lane, x += lane;
@@ -69,20 +72,20 @@ __device__ float long_product(const T* w, const float* x, int k, int lane) {
     return fold(acc);
 }
 
-/// Behind the products with `down`: gates, the products with `up`, the mix. A block of threads, two warps a stream, has
-/// the same 32 values of all streams; the warps of the last blocks have an inject weight each.
-template <class F, int TILES>
+/// Behind the products with `down`: gates, the products with `up`, the mix. A block of threads, four warps a stream, has
+/// the same 32 values of all streams; some warps of the last blocks have an inject weight each.
+template <class F, int COLS>
 __device__ void narrow_few(const NarrowFewParams& p) {
     extern __shared__ __align__(16) uint8_t room[];
-    using Rows = Few<F>;
-    constexpr uint32_t COLS = 8 * TILES;
+    using Rows = Few<F, COLS>;
+    constexpr uint32_t STRIPS = WARP / Rows::ROWS;
     pass();
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = 2 * p.streams;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = STRIPS * p.streams;
     const uint32_t j = blockIdx.x * 32;
     if (j >= p.width) {
-        const uint32_t number = (blockIdx.x - p.width / 32) * warps + warp, wide = p.streams * p.width;
+        const uint32_t number = (blockIdx.x - p.width / 32) * INJECTED + warp, wide = p.streams * p.width;
         ready();
-        if (number < p.count * p.streams) {
+        if (warp < INJECTED && number < p.count * p.streams) {
             const uint32_t row = number / p.streams, stream = number % p.streams;
             const float* x = p.normed + size_t(row) * wide;
             auto product = [&](auto* rows) { return long_product(rows + size_t(stream) * wide, x, wide, lane); };
@@ -98,16 +101,16 @@ __device__ void narrow_few(const NarrowFewParams& p) {
     const uint32_t units = p.rank / 32, segments = (units + SEGMENT - 1) / SEGMENT, tall = 32 * p.streams;
     auto* grid = reinterpret_cast<uint32_t*>(room);
     auto* decoded = reinterpret_cast<typename Rows::Decoded*>(grid + F::GRID);
-    const typename Rows::Sums sums{reinterpret_cast<float*>(decoded + 2 * warps), int(COLS)};
+    const typename Rows::Sums sums{reinterpret_cast<float*>(decoded + 2 * warps), true};
     typename Rows::Group group;
-    group.resident = reinterpret_cast<uint8_t*>(sums.all + segments * COLS * tall);
+    group.resident = reinterpret_cast<uint8_t*>(sums.all + COLS * tall);
     group.ring = group.resident + (units + Rows::CHUNK - 1) / Rows::CHUNK * COLS * Rows::COLUMN_BYTES;
     group.grid = Rows::prepare(grid);
     group.row_bytes = units / Rows::PER_BLOCK * F::BYTES;
-    group.weights = p.up + size_t(warp / 2 * p.width + j + warp % 2 * Rows::ROWS) * group.row_bytes;
+    group.weights = p.up + size_t(warp / STRIPS * p.width + j + warp % STRIPS * Rows::ROWS) * group.row_bytes;
     group.rows = Rows::ROWS, group.strip = warp, group.strips = warps, group.barrier = 1;
     group.cols = p.count, group.room = COLS, group.units = units;
-    typename Rows::template Together<TILES> multiply{sums, decoded + 2 * warp};
+    typename Rows::Together multiply{sums, decoded + 2 * warp};
     group.walk(0, units, multiply, [&] {
         ready();
         // Eight threads a unit.
@@ -127,7 +130,7 @@ __device__ void narrow_few(const NarrowFewParams& p) {
     __syncthreads();
     const float scale = p.scale == nullptr ? 1.0f : *p.scale;
     // A warp has every so many columns; what it wants of several is on its way at once.
-    constexpr uint32_t AT_ONCE = TILES;
+    constexpr uint32_t AT_ONCE = COLS <= 16 ? 1 : COLS / 16;
     for (uint32_t first = warp; first < p.count; first += AT_ONCE * warps) {
         float normed[AT_ONCE][STREAMS];
 #pragma unroll
@@ -162,13 +165,13 @@ __device__ void narrow_few(const NarrowFewParams& p) {
 
 #define STRATA_KERNELS(F, NAME)                                                                   \
     STRATA_FEW_LAYOUT(F, NAME)                                                                    \
-    extern "C" __global__ void __launch_bounds__(2 * STREAMS * WARP, 1)                           \
+    extern "C" __global__ void __launch_bounds__(NARROWERS, 1)                                    \
         strata_narrow_few_1_##NAME(const __grid_constant__ NarrowFewParams p) {                   \
-        narrow_few<F, 1>(p);                                                                      \
+        narrow_few<F, 8>(p);                                                                      \
     }                                                                                             \
-    extern "C" __global__ void __launch_bounds__(2 * STREAMS * WARP, 1)                           \
+    extern "C" __global__ void __launch_bounds__(NARROWERS, 1)                                    \
         strata_narrow_few_4_##NAME(const __grid_constant__ NarrowFewParams p) {                   \
-        narrow_few<F, 4>(p);                                                                      \
+        narrow_few<F, 32>(p);                                                                      \
     }
 STRATA_BLOCK_FORMATS(STRATA_KERNELS)
 

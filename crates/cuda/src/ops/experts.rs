@@ -3,7 +3,6 @@
 use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, Shape, SharedWeights, Spec};
 use strata_quant::Format;
 
-use super::few::{self, Layout};
 use super::input::{Input, Target, any_blocks};
 use super::route::{FEW_PLACES, RoutingParams, most_units, tile};
 use super::wide::{Units, unit_piece_bytes};
@@ -80,14 +79,18 @@ struct CombineParams {
 
 /// The kernels of one block format for units of a few places.
 struct Several {
-    layout: Layout,
+    /// Bytes of shared memory of the code book, and of a warp. Twin: `strata_experts_few_*`.
+    grid: usize,
+    warp: usize,
     /// Products, and those of gate and up rows with their SwiGLU.
     rows: Kernel<ExpertsFewParams>,
     hidden: Kernel<ExpertsFewParams>,
 }
 
-/// Strips of rows that a block of threads of these has. Twin: `STRIPS`.
-const STRIPS: usize = 4;
+/// Warps of a block of threads of these, at most, and the bytes of shared memory that two of them exchange hidden values by. Twins:
+/// `MOST_WARPS`, `exchanged`.
+const MOST_WARPS: usize = 24;
+const EXCHANGED: usize = 3 * 32 * 4;
 
 /// The kernels.
 pub(crate) struct Experts {
@@ -112,8 +115,9 @@ impl Experts {
             let kernel = |what: &str| -> Result<_, DriverError> {
                 Ok(experts_few.dynamic_kernel(&format!("strata_{what}_few_{name}"))?.early())
             };
-            let layout = Layout::new(&experts_few, name)?;
-            Ok(Several { layout, rows: kernel("rows")?, hidden: kernel("hidden")? })
+            let [grid, warp] = experts_few.words(&format!("strata_experts_few_{name}"))?;
+            let (grid, warp) = (grid as usize, warp as usize);
+            Ok(Several { grid, warp, rows: kernel("rows")?, hidden: kernel("hidden")? })
         };
         Ok(Experts {
             several: ByFormat::new(several)?,
@@ -247,14 +251,16 @@ impl CudaBackend {
         Ok(read)
     }
 
-    /// The kernels for units of a few places each, with the shared memory that they need, if this is a case for them.
-    fn several(&self, product: &Product, k: usize) -> Option<(&Several, u32)> {
-        let rows = self.routing.rows;
-        let of = self.kernels.experts.several.find(product.format)?;
-        // The columns' numbers come first.
-        let shared = 4 * FEW_PLACES + of.layout.each(STRIPS, FEW_PLACES, k / 32);
-        let few = tile(&self.spec.shape.moe, rows) == FEW_PLACES;
-        (few && shared <= self.kernels.products.one.formats.shared).then_some((of, shared as u32))
+    /// The kernels for units of a few places each, with their grid and the shared memory that a block needs, if this is a case for them.
+    fn several(&self, format: Format) -> Option<(&Several, Grid, u32)> {
+        let of = self.kernels.experts.several.find(format)?;
+        let formats = &self.kernels.products.one.formats;
+        let room = formats.shared.saturating_sub(MOST_WARPS * EXCHANGED + of.grid);
+        // Pairs of warps.
+        let warps = (room / of.warp.max(1)).min(MOST_WARPS) / 2 * 2;
+        let few = tile(&self.spec.shape.moe, self.routing.rows) == FEW_PLACES;
+        let grid = Grid { blocks: [formats.processors as u32, 1, 1], threads: 32 * warps as u32 };
+        (few && warps > 0).then_some((of, grid, (of.grid + warps * of.warp) as u32))
     }
 
     /// Their parameters.
@@ -291,17 +297,15 @@ impl CudaBackend {
         hidden: &Input,
         wanted: bool,
     ) -> Result<bool, BackendError> {
-        let (moe, rows) = (self.spec.shape.moe, self.routing.rows);
-        let fit = gate.format == up.format && !gate.format.is_float() && moe.width.is_multiple_of(32);
-        let Some((of, shared)) = self.several(gate, input.k()).filter(|_| fit) else { return Ok(false) };
+        let width = self.spec.shape.moe.width;
+        let fit = gate.format == up.format && !gate.format.is_float() && width.is_multiple_of(32);
+        let Some((of, grid, shared)) = self.several(gate.format).filter(|_| fit) else { return Ok(false) };
         let p = ExpertsFewParams {
             offset: up.offset as u64,
             up_scales: up.scales.map_or(0, DeviceSlice::address),
-            hidden: hidden.target(wanted, moe.width),
+            hidden: hidden.target(wanted, width),
             ..self.several_params(gate, input, hidden.floats())
         };
-        let blocks = [(moe.width / 32) as u32, most_units(&moe, rows) as u32, 1];
-        let grid = Grid { blocks, threads: 32 * STRIPS as u32 };
         // SAFETY: the slots start with the gate rows, and have the up rows behind the offset; `hidden` has a place for every pair.
         unsafe { of.hidden.launch_with(&self.stream, grid, shared, &p) }.map_err(Failed::from)?;
         Ok(true)
@@ -364,10 +368,8 @@ impl CudaBackend {
         let units = most_units(&moe, self.routing.rows);
         let routing = self.routing.params(&moe);
         let [q, d, sums] = input.quantised_addresses();
-        if let Some((of, shared)) = self.several(product, input.k()) {
+        if let Some((of, grid, shared)) = self.several(product.format) {
             let p = self.several_params(product, input, out);
-            let blocks = [product.rows.div_ceil(STRIPS * few::ROWS) as u32, units as u32, 1];
-            let grid = Grid { blocks, threads: 32 * STRIPS as u32 };
             // SAFETY: the slots have rows of this format and length behind the offset, the columns and `out` a place for every pair.
             unsafe { of.rows.launch_with(&self.stream, grid, shared, &p) }.map_err(Failed::from)?;
             return Ok(());

@@ -13,7 +13,7 @@ pub(crate) const FEW: usize = 64;
 /// Matrices of a launch. Twin: `FewParams`.
 const MOST: usize = 3;
 /// Rows of a strip, and units of a chunk. Twins: `Few::ROWS`, `Few::CHUNK`.
-pub(crate) const ROWS: usize = 16;
+pub(crate) const ROWS: usize = 8;
 const CHUNK: usize = 8;
 /// Warps of a block of threads.
 const WARPS: usize = 8;
@@ -52,52 +52,39 @@ pub(crate) struct Layout {
     /// Of a stage, for a row and for a column.
     row: usize,
     column: usize,
-    stages: usize,
-    /// Of a unit of a column that lanes multiply.
-    unit: usize,
+    /// Stages of up to 16 columns, and of more.
+    stages: [usize; 2],
 }
-
-/// Columns that lanes multiply at once. Twin: `Few::Each::MOST`.
-const EACH: usize = 4;
 
 impl Layout {
     /// Of the format of that name.
     pub(crate) fn new(module: &Module, name: &str) -> Result<Layout, DriverError> {
         let words: [u32; 6] = module.words(&format!("strata_few_{name}"))?;
-        let [grid, decoded, row, column, stages, unit] = words.map(|word| word as usize);
-        Ok(Layout { grid, decoded, row, column, stages, unit })
+        let [grid, decoded, row, column, few, more] = words.map(|word| word as usize);
+        Ok(Layout { grid, decoded, row, column, stages: [few, more] })
     }
 
     /// Bytes for `groups` of so many strips each, with room for `cols` columns of `units` units.
     pub(crate) fn bytes(&self, strips: usize, groups: usize, cols: usize, units: usize) -> usize {
         let stage = strips * ROWS * self.row + cols * self.column;
-        self.fixed(strips, groups, cols, units) + groups * self.stages(units) * stage
+        self.fixed(strips, groups, cols, units) + groups * self.stages(cols, units) * stage
     }
 
     /// The same for one group whose columns are made in place.
     pub(crate) fn resident(&self, strips: usize, cols: usize, units: usize) -> usize {
         let columns = units.div_ceil(CHUNK) * cols * self.column;
-        self.fixed(strips, 1, cols, units) + columns + self.stages(units) * strips * ROWS * self.row
-    }
-
-    /// The same for lanes that multiply what they decode, with sums of `cols` columns.
-    pub(crate) fn each(&self, strips: usize, cols: usize, units: usize) -> usize {
-        let columns = (EACH * units * self.unit).next_multiple_of(16);
-        let rows = self.stages(units) * strips * ROWS * self.row;
-        self.grid + Self::sums(strips, cols, units) + columns + rows
+        self.fixed(strips, 1, cols, units) + columns + self.stages(cols, units) * strips * ROWS * self.row
     }
 
     fn fixed(&self, strips: usize, groups: usize, cols: usize, units: usize) -> usize {
-        self.grid + strips * groups * self.decoded + Self::sums(strips, cols, units)
-    }
-
-    fn sums(strips: usize, cols: usize, units: usize) -> usize {
-        units.div_ceil(SEGMENT) * cols * strips * ROWS * 4
+        // One group adds its segments up as they come.
+        let segments = if groups == 1 { 1 } else { units.div_ceil(SEGMENT) };
+        self.grid + strips * groups * self.decoded + segments * cols * strips * ROWS * 4
     }
 
     /// Stages that rows of so many units come to.
-    fn stages(&self, units: usize) -> usize {
-        self.stages.min(units.div_ceil(CHUNK))
+    fn stages(&self, cols: usize, units: usize) -> usize {
+        self.stages[usize::from(cols > 16)].min(units.div_ceil(CHUNK))
     }
 }
 
@@ -117,12 +104,12 @@ struct Division<'a> {
     shared: usize,
 }
 
-/// Instructions of two units of a strip: decoding, and for eight columns; of an H200. Tenths of a cycle that one takes in a warp alone, and
-/// of a multiprocessor that has enough of them.
+/// Instructions of four units of a strip: decoding, and for eight columns; of an H200. What one takes in a warp alone, and in a
+/// multiprocessor that has enough of them.
 const UNIT_COST: usize = 110;
-const COLUMN_COST: usize = 50;
-const ALONE: usize = 50;
-const TOGETHER: usize = 4;
+const COLUMN_COST: usize = 80;
+const ALONE: usize = 10;
+const TOGETHER: usize = 1;
 /// Warps that a multiprocessor has registers for.
 const RESIDENT_WARPS: usize = 16;
 

@@ -143,6 +143,10 @@ const STAGED: usize = 4096;
 /// Rows and streams that `strata_narrow_few` takes. Twin of the latter: `STREAMS`.
 const NARROW_ROWS: usize = 32;
 const NARROW_STREAMS: usize = 4;
+/// Warps that it has for 32 values of a stream.
+const NARROW_STRIPS: usize = 32 / super::few::ROWS;
+/// Inject weights of a block of threads of it. Twin: `INJECTED`.
+const NARROW_INJECTED: usize = 4;
 
 /// `strata_narrow` for a few rows, of one block format.
 struct NarrowFew {
@@ -305,7 +309,7 @@ impl NarrowFew {
     ) -> Option<(&Kernel<NarrowFewParams>, usize)> {
         let Shape { hidden: d, streams, mixer_rank: rank, .. } = *shape;
         let (cols, kernel) = self.kernels.iter().find(|(most, _)| *most >= rows)?;
-        let bytes = self.layout.resident(2 * streams, *cols, rank / 32);
+        let bytes = self.layout.resident(NARROW_STRIPS * streams, *cols, rank / 32);
         let floats = inject.is_none_or(|w| w.format.is_float() && w.scale.is_none());
         let whole = rank.is_multiple_of(32) && d.is_multiple_of(32) && up.format.row_bytes(rank).is_some();
         let fits = streams <= NARROW_STREAMS && rows <= NARROW_ROWS && bytes <= shared;
@@ -464,8 +468,9 @@ impl CudaBackend {
                 inject_format: inject.map_or(0, |(w, _)| code(w.format)),
                 padding: 0,
             };
-            let injected = inject.map_or(0, |_| (rows * streams).div_ceil(2 * streams));
-            let grid = Grid { blocks: [(d / 32 + injected) as u32, 1, 1], threads: (64 * streams) as u32 };
+            let warps = NARROW_STRIPS * streams;
+            let injected = inject.map_or(0, |_| (rows * streams).div_ceil(NARROW_INJECTED));
+            let grid = Grid { blocks: [(d / 32 + injected) as u32, 1, 1], threads: (32 * warps) as u32 };
             // SAFETY: `Room` and `inject` have these rows; `fit` counts what the kernel lays out.
             unsafe { kernel.launch_with(&self.stream, grid, shared as u32, &p) }.map_err(Failed::from)?;
             return Ok(read);
