@@ -29,6 +29,8 @@ pub(crate) struct State {
     pub(crate) failed: Option<&'static str>,
     /// Bytes that are free.
     pub(crate) free: usize,
+    /// The architecture that kernels were compiled for.
+    pub(crate) code: c_int,
     /// Device allocations by address.
     device: BTreeMap<DevicePtr, usize>,
     next: DevicePtr,
@@ -47,6 +49,7 @@ pub(crate) fn install() {
     table.device_count = device_count;
     table.device_memory = device_memory;
     table.device_attribute = device_attribute;
+    table.function_get = function_get;
     table.device_name = text;
     table.device_bus = text;
     table.memory_info = memory_info;
@@ -157,6 +160,13 @@ unsafe extern "C" fn device_attribute(to: *mut c_int, which: c_int, _: RawDevice
     };
     // SAFETY: the driver's contract.
     unsafe { give("device_attribute", to, |_| value) }
+}
+
+unsafe extern "C" fn function_get(to: *mut c_int, which: c_int, _: Opaque) -> Code {
+    // The architecture of a kernel's code.
+    let value = if which == 5 { with(|state| state.code) } else { 0 };
+    // SAFETY: the driver's contract.
+    unsafe { give("function_get", to, |_| value) }
 }
 
 unsafe extern "C" fn text(to: *mut c_char, _: c_int, _: RawDevice) -> Code {

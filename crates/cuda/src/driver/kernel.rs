@@ -9,8 +9,11 @@ use super::{Context, DriverError, Stream, call};
 
 const MAX_THREADS: i32 = 0;
 const STATIC_SHARED: i32 = 1;
+const CODE_OF: i32 = 5;
 const MAX_DYNAMIC_SHARED: i32 = 8;
 const PREFERRED_SHARED: i32 = 9;
+/// The virtual architecture from which on a kernel's code waits by itself for the one in front: `ready()` in `kernels/contract.cuh`.
+const WAITS: i32 = 90;
 /// The kernel may start while the one in front of it in its stream still runs.
 static EARLY: LaunchAttribute = LaunchAttribute { id: 6, value: [1, 0, 0, 0, 0, 0, 0, 0] };
 /// No code for the GPU in the image; PTX that the driver can't compile, or is too old for.
@@ -75,7 +78,7 @@ impl Module {
         let (function, variable) = (symbol(name.to_owned()), symbol(format!("{name}_shared")));
         let (mut raw, mut at) = (std::ptr::null_mut(), 0);
         let (mut offset, mut size, mut len) = (0, size_of::<P>(), 0);
-        let (mut shared, mut threads) = (0u32, 0);
+        let (mut shared, mut threads, mut code) = (0u32, 0, 0);
         // SAFETY: the module is alive; the calls write a handle, sizes, an address, and the four bytes of `shared`.
         unsafe {
             call!(table, module_function(&mut raw, self.0.raw, function.as_ptr()))?;
@@ -84,6 +87,7 @@ impl Module {
             // kernels can't run both at once. (No difference was measured yet: docs/experiments.md.)
             call!(table, function_set(raw, PREFERRED_SHARED, 100))?;
             call!(table, function_get(&mut threads, MAX_THREADS, raw))?;
+            call!(table, function_get(&mut code, CODE_OF, raw))?;
             if (table.module_variable)(&mut at, &mut len, self.0.raw, variable.as_ptr()) == 0 {
                 call!(table, read(std::ptr::from_mut(&mut shared).cast(), at, size_of::<u32>()))?;
                 call!(table, function_set(raw, MAX_DYNAMIC_SHARED, shared as i32))?;
@@ -95,6 +99,7 @@ impl Module {
             raw,
             shared,
             threads: threads as u32,
+            waits: code >= WAITS,
             early: false,
             of: PhantomData,
         })
@@ -143,6 +148,7 @@ pub struct Kernel<P> {
     module: Module,
     raw: Opaque,
     shared: u32,
+    waits: bool,
     early: bool,
     threads: u32,
     of: PhantomData<fn(P)>,
@@ -152,11 +158,10 @@ pub struct Kernel<P> {
 unsafe impl<P> Send for Kernel<P> {}
 
 impl<P: Copy> Kernel<P> {
-    /// Has it start while the kernel in front of it still runs, on GPUs that can. The kernel calls `ready()` before it touches anything that
-    /// another kernel reads or writes.
+    /// Has it start while the kernel in front of it still runs, on GPUs that can, if its code knows of that: code of an older architecture,
+    /// which the driver compiled for this GPU, doesn't. The kernel calls `ready()` before it touches anything that another kernel reads or writes.
     pub fn early(self) -> Kernel<P> {
-        let early = self.module.0.context.device().capability >= (9, 0);
-        Kernel { early, ..self }
+        Kernel { early: self.waits, ..self }
     }
 
     /// The most threads of a block: as many as it was compiled for.
@@ -203,6 +208,24 @@ impl<P: Copy> Kernel<P> {
                 self.module.0.context.table(),
                 launch(&config, self.raw, arguments.as_mut_ptr(), std::ptr::null_mut())
             )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Device, fake};
+    use super::*;
+
+    /// Oracle: which code has the instruction that waits.
+    #[test]
+    fn only_code_that_waits_starts_early() {
+        for (code, early) in [(75, false), (89, false), (90, true), (120, true)] {
+            fake::install();
+            fake::with(|state| state.code = code);
+            let context = Context::new(&Device::all().unwrap()[0]).unwrap();
+            let kernel = Module::new(&context, &[]).unwrap().kernel::<u64>("strata_write").unwrap();
+            assert!(!kernel.early && kernel.early().early == early, "{code}");
         }
     }
 }
