@@ -411,7 +411,7 @@ __device__ void few(const FewParams& p) {
     pass();
     const DeltaParams& d = p.delta;
     const ConvParams& conv = p.qkv.conv;
-    // The host brought it before the step's first kernel.
+    // The host brought it before the kernels in front.
     const Portion portion = d.portions[blockIdx.y];
     const uint32_t head = blockIdx.x, key_head = head % d.key_heads, dim = d.key_dim;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, r = sharer(lane);

@@ -96,18 +96,8 @@ impl Stream {
     /// If the lengths differ.
     pub fn download<T: Pod>(&self, from: DeviceSlice<T>, to: &mut [T]) -> Result<(), DriverError> {
         assert_eq!(from.len(), to.len());
-        if from.is_empty() {
-            return Ok(());
-        }
         self.synchronize()?;
-        // SAFETY: the target is borrowed until the copy is done.
-        unsafe {
-            call!(
-                self.context().table(),
-                copy_to_host(to.as_mut_ptr().cast(), from.address(), from.bytes(), self.raw())
-            )
-        }?;
-        self.synchronize()
+        self.copy_out(from, to)
     }
 
     /// Copies to the first values of pinned memory and waits.
@@ -115,8 +105,15 @@ impl Stream {
     /// # Panics
     /// If there is less room.
     pub fn fetch<T: Pod>(&self, from: DeviceSlice<T>, to: &mut PinnedMemory<T>) -> Result<(), DriverError> {
-        assert!(from.len() <= to.len());
-        // SAFETY: lengths checked; the target is borrowed until the copy is done.
+        self.copy_out(from, &mut to[..from.len()])
+    }
+
+    /// Copies values of the same number, and waits.
+    fn copy_out<T: Pod>(&self, from: DeviceSlice<T>, to: &mut [T]) -> Result<(), DriverError> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: as many values; the target is borrowed until the copy is done.
         unsafe {
             call!(
                 self.context().table(),

@@ -158,6 +158,15 @@ impl Formats {
         (8 * terms * (units + 2).next_multiple_of(2), 4 * grid + 16)
     }
 
+    /// Whether a block that takes its share of `rows` rows of `k` values can also have a column that it makes itself.
+    fn allow_hidden(&self, format: Format, rows: usize, k: usize) -> bool {
+        let share = rows.div_ceil(BLOCKS * self.processors);
+        !format.is_float()
+            && self
+                .layout(format, k, share)
+                .is_some_and(|layout| self.allow(layout.shared + 16 + made_room(k)))
+    }
+
     /// Whether so many blocks of them can be on a multiprocessor at once.
     pub(crate) fn allow_together(&self, blocks: usize, bytes: usize) -> bool {
         bytes + FIXED <= self.shared / blocks
@@ -318,9 +327,7 @@ impl One {
     ) -> Result<bool, DriverError> {
         let k = gate.len();
         assert_eq!(k, up.len());
-        let share = wanted.rows.div_ceil(BLOCKS * self.formats.processors);
-        let layout = self.formats.layout(wanted.format, k, share).filter(|_| !wanted.format.is_float());
-        if !layout.is_some_and(|layout| self.formats.allow(layout.shared + 16 + made_room(k))) {
+        if !self.formats.allow_hidden(wanted.format, wanted.rows, k) {
             return Ok(false);
         }
         let x = Source { columns: None, floats: None, hidden: Some(hidden) };
@@ -420,6 +427,19 @@ mod tests {
             shared: 227 << 10,
             processors: 132,
         }
+    }
+
+    /// Oracle: which formats have kernels for blocks; a column of a megabyte has no layout.
+    #[test]
+    fn columns_are_made_for_block_formats_that_leave_room() {
+        let formats = formats();
+        assert!(
+            formats.allow_hidden(Format::Q8_0, 2560, 640) && formats.allow_hidden(Format::Q6K, 2560, 768)
+        );
+        assert!(
+            !formats.allow_hidden(Format::F16, 2560, 640)
+                && !formats.allow_hidden(Format::Q8_0, 2560, 1 << 20)
+        );
     }
 
     /// Oracle: division, for every thread of a block and every lane of a warp.
