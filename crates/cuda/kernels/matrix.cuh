@@ -13,6 +13,7 @@ struct Barrier {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     __device__ void init(int times) {
         asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_at(&state)), "r"(times) : "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     /// What the warp did before is done.
     __device__ void tell(int lane) { tell_at(shared_at(&state), lane); }

@@ -120,6 +120,7 @@ struct MixParams {
     const float* normed;
     /// `[rows][width]`
     float* u;
+    /// Of `strata_mix_many`: rows that aren't whole units are never quantised.
     Target quantised;
     uint32_t count, streams, width;
 };
@@ -136,9 +137,7 @@ extern "C" __global__ void __launch_bounds__(256) strata_mix(const __grid_consta
         const size_t at = first + size_t(s) * p.width;
         u = fma(sigmoid(p.gates[at]), p.normed[at], u);
     }
-    u = __fdiv_rn(u, float(p.streams));
-    p.u[i] = u;
-    p.quantised.put(u, i);
+    p.u[i] = __fdiv_rn(u, float(p.streams));
 }
 
 struct WriteParams {

@@ -55,7 +55,7 @@ struct GatedValueParams {
     const float* norm_conv;
     float* gates;
     float* normed;
-    uint32_t count, streams, width;
+    uint32_t streams, width;
     float eps;
 };
 

@@ -22,10 +22,10 @@ struct GatedValueParams {
     norm_conv: u64,
     gates: u64,
     normed: u64,
-    count: u32,
     streams: u32,
     width: u32,
     eps: f32,
+    padding: u32,
 }
 
 #[repr(C)]
@@ -138,10 +138,10 @@ impl CudaBackend {
             norm_conv: norm_conv?.address(),
             gates: room.gates.address(),
             normed: room.normed.address(),
-            count: (rows * streams) as u32,
             streams: streams as u32,
             width: d as u32,
             eps,
+            padding: 0,
         };
         let Ngram { gated_value, conv: kernel } = &self.kernels.ngram;
         let grid = Grid { blocks: [(rows * streams) as u32, 1, 1], threads: 512 };
