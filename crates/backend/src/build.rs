@@ -35,6 +35,11 @@ pub trait Build {
         512
     }
 
+    /// The same where each window has experts brought that are not on the device: the wider, the fewer times.
+    fn window_for_experts_in_memory(&self) -> usize {
+        self.window()
+    }
+
     /// What there is of the device's own memory, for a backend that has some.
     fn device_limits(&self) -> Option<Limits> {
         None
@@ -52,6 +57,11 @@ pub trait Build {
         experts: &[(u16, LayerSource)],
         plan: &mut Plan,
     ) -> Result<Self::Described, BackendError>;
+
+    /// Whether some experts will be read from memory that the backend makes known to its device: they have to be in the heap tier.
+    fn reads_experts_in_memory(&self, _described: &Self::Described) -> bool {
+        false
+    }
 
     /// Builds the backend into the arena that the plan sized. Afterwards it allocates nothing.
     fn build(

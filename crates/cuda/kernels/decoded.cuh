@@ -85,7 +85,7 @@ struct OfDecoded {
         auto& ring = reinterpret_cast<Shared*>(aligned)->ring;
         const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
         if (threadIdx.x == 0) {
-            ring.init(1, Multiplies::WARPS);
+            ring.init(0, Multiplies::WARPS);
         }
         __syncthreads();
         const uint32_t all = chunks_of(p.units), segments = p.apart ? (p.units + SEGMENT - 1) / SEGMENT : 1;

@@ -23,6 +23,8 @@ struct GroupedParams {
     const uint32_t* unit_expert;
     const uint32_t* unit_first;
     const uint32_t* unit_places;
+    /// Where the units start, null for the first, and end.
+    const uint32_t* before;
     const uint32_t* units;
     uint32_t rows, k;
     /// See `ProductParams`; a unit's start at `first_piece`.
@@ -36,17 +38,20 @@ __device__ inline uint32_t column_of(const uint32_t* order, uint32_t place) {
     return order == nullptr ? place : order[place];
 }
 
+__device__ inline uint32_t first_unit(const GroupedParams& p) { return p.before == nullptr ? 0 : *p.before; }
+
 template <class F>
 __device__ void grouped_wide(const GroupedParams& p) {
     extern __shared__ __align__(1024) uint8_t aligned[];
-    const uint32_t tall = (p.rows + Wide<F>::ROWS - 1) / Wide<F>::ROWS, tiles = tall * *p.units;
+    const uint32_t from = first_unit(p), tall = (p.rows + Wide<F>::ROWS - 1) / Wide<F>::ROWS,
+                   tiles = tall * (*p.units - from);
     const size_t row_bytes = size_t(p.k / F::LEN) * F::BYTES;
     Wide<F>::run(*reinterpret_cast<typename Wide<F>::Shared*>(aligned), p.x, p.k / 32, p.rows,
                  [&](uint32_t number) {
                      if (number >= tiles) {
                          return Tile{};
                      }
-                     const uint32_t unit = number / tall, first = number % tall * Wide<F>::ROWS;
+                     const uint32_t unit = from + number / tall, first = number % tall * Wide<F>::ROWS;
                      const uint32_t expert = p.unit_expert[unit], place = p.unit_first[unit];
                      return Tile{reinterpret_cast<const uint8_t*>(p.slots[expert] + p.offset) + first * row_bytes,
                                  p.pieces + first_piece(place, unit) * COLUMN_BYTES * chunks_of(p.k / 32),
@@ -61,11 +66,11 @@ __device__ void grouped_wide(const GroupedParams& p) {
 
 template <class T>
 __device__ void grouped_floats(const GroupedParams& p) {
-    if (blockIdx.y >= *p.units) {
+    const uint32_t unit = first_unit(p) + blockIdx.y;
+    if (unit >= *p.units) {
         return;
     }
-    const uint32_t expert = p.unit_expert[blockIdx.y], place = p.unit_first[blockIdx.y],
-                   cols = p.unit_places[blockIdx.y];
+    const uint32_t expert = p.unit_expert[unit], place = p.unit_first[unit], cols = p.unit_places[unit];
     const uint32_t row = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
     if (row >= p.rows) {
         return;

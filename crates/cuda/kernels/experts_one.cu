@@ -43,7 +43,7 @@ constexpr int HIDDEN_THREADS = F::SHARE == 1 ? 480 : ONE_THREADS;
 template <class F>
 __device__ void hidden(const HiddenParams& p) {
     using Rows = One<F>;
-    extern __shared__ __align__(16) uint8_t room[];
+    extern __shared__ __align__(LINE) uint8_t room[];
     __shared__ Arrival arrivals[2], book;
     __shared__ float products[2 * HIDDEN];
     const int units = p.k / 32, rows = 2 * HIDDEN;
@@ -59,7 +59,7 @@ __device__ void hidden(const HiddenParams& p) {
     if constexpr (F::GRID > 0) {
         const Rows last(terms, rows, units, 1, nullptr);
         uint8_t* at = reinterpret_cast<uint8_t*>(last.first);
-        grid = reinterpret_cast<const uint32_t*>(book.bring(at, F::codebook(), F::GRID * 4));
+        grid = reinterpret_cast<const uint32_t*>(book.bring<16>(at, F::codebook(), F::GRID * 4));
     }
     const Rows one(terms, rows, units, 0, grid);
     ready();
@@ -150,7 +150,7 @@ constexpr int DOWN_THREADS = 256;
 template <class F>
 __device__ void down(const DownParams& p) {
     using Rows = One<F>;
-    extern __shared__ __align__(16) uint8_t room[];
+    extern __shared__ __align__(LINE) uint8_t room[];
     __shared__ Arrival arrival;
     pass();
     const Routed& routed = p.routed;
@@ -159,7 +159,7 @@ __device__ void down(const DownParams& p) {
     const uint32_t first = blockIdx.x * p.share, rows = min(p.share, p.rows - first);
     const uint32_t row_bytes = units / Rows::PER_BLOCK * F::BYTES, piece = brought(p.share * row_bytes);
     float* products = reinterpret_cast<float*>(room);
-    uint8_t* raw = room + (used * p.share * 4 + 15) / 16 * 16;
+    uint8_t* raw = room + (used * p.share * 4 + LINE - 1) / LINE * LINE;
     uint8_t* terms = raw + used * piece;
     const int all = int(used * p.share);
     if (threadIdx.x == 0) {
@@ -169,7 +169,7 @@ __device__ void down(const DownParams& p) {
     if constexpr (F::GRID > 0) {
         const Rows last(terms, all, units, 1, nullptr);
         uint8_t* at = reinterpret_cast<uint8_t*>(last.first);
-        grid = reinterpret_cast<const uint32_t*>(arrival.bring(at, F::codebook(), F::GRID * 4));
+        grid = reinterpret_cast<const uint32_t*>(arrival.bring<16>(at, F::codebook(), F::GRID * 4));
     }
     const Rows one(terms, all, units, 0, grid);
     // The kernel in front lets this one start when it has chosen: weights need not wait for more. The choice is read past
@@ -201,7 +201,7 @@ __device__ void down(const DownParams& p) {
     const float shared = ends ? p.shared[first + threadIdx.x] : 0.0f, scalar = ends ? *p.scalar : 0.0f;
     arrival.wait(0, false);
     for (uint32_t i = slot; i < used && slot < across; i += across) {
-        const uint8_t* at = raw + i * piece + (reinterpret_cast<uintptr_t>(rows_of[i]) & 15);
+        const uint8_t* at = raw + i * piece + in_line(rows_of[i]);
         for (int group = mine; group < groups; group += lanes) {
             typename Rows::Column column;
             column.load(p.hidden.from(i, p.k), group);

@@ -70,7 +70,7 @@ struct Hopper {
     __device__ static void run(Shared& shared, const Columns&, int units, size_t stride, Tiles tiles) {
         const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
         if (threadIdx.x == 0) {
-            shared.ring.init(WARPS + 1, WARPS);
+            shared.ring.init(WARPS, WARPS);
         }
         for (int i = threadIdx.x; i < F::GRID; i += THREADS) {
             shared.grid[i] = F::codebook()[i];

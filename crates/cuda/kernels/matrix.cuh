@@ -6,6 +6,14 @@
 
 namespace strata {
 
+/// Lanes of a warp that tell. One does for all that it met at the warp's barrier; `racecheck` doesn't know that, and has all of them tell
+/// (docs/performance.md).
+#ifdef STRATA_ALL_LANES_TELL
+constexpr int TELLING = WARP;
+#else
+constexpr int TELLING = 1;
+#endif
+
 /// A counter that threads tell and wait on.
 struct Barrier {
     uint64_t state;
@@ -33,7 +41,7 @@ struct Barrier {
     /// By its address.
     __device__ static void tell_at(SharedAddress at, int lane) {
         __syncwarp();
-        if (lane == 0) {
+        if (lane < TELLING) {
             asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory");
         }
     }

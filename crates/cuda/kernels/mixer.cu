@@ -186,7 +186,7 @@ struct DescendParams {
 template <class F>
 __device__ void descend(const DescendParams& p) {
     using Rows = One<F>;
-    extern __shared__ __align__(16) uint8_t room[];
+    extern __shared__ __align__(LINE) uint8_t room[];
     __shared__ Arrival arrival;
     /// A segment has values of as many streams at most as it has units.
     __shared__ float scales[SEGMENT];
@@ -220,7 +220,7 @@ __device__ void descend(const DescendParams& p) {
         const uint32_t of_terms = reinterpret_cast<uint8_t*>(after.first) - room;
         const uint32_t of_streams = reinterpret_cast<uint8_t*>(staged + (last - first + 1) * p.width) - room;
         uint8_t* end = room + (max(of_terms, of_streams) + 15) / 16 * 16;
-        grid = reinterpret_cast<const uint32_t*>(arrival.bring(end, F::codebook(), F::GRID * 4));
+        grid = reinterpret_cast<const uint32_t*>(arrival.bring<16>(end, F::codebook(), F::GRID * 4));
     }
     // Gammas of the first values that this thread norms: weights wait for nobody.
     float4 gammas[2] = {};
@@ -307,9 +307,8 @@ __device__ void descend(const DescendParams& p) {
         for (int group = p.split.group(); group < groups; group += int(p.split.lanes)) {
             typename Rows::Column column;
             column.load({q, d, sums}, group);
-            one.put_rows(slot, across, int(rows), group, column, [&](int r) {
-                return raw + r * piece + (reinterpret_cast<uintptr_t>(row_at(r)) & 15);
-            });
+            one.put_rows(slot, across, int(rows), group, column,
+                         [&](int r) { return raw + r * piece + in_line(row_at(r)); });
         }
     }
     __syncthreads();
@@ -369,7 +368,7 @@ __device__ inline void inject(const NarrowParams& p, uint8_t* room, uint32_t str
 /// block of threads has the same 32 values of all streams. Twin of what it lays out: `narrow_room` in `ops/mixer.rs`.
 template <class F>
 __device__ void narrow(const NarrowParams& p) {
-    extern __shared__ __align__(16) uint8_t room[];
+    extern __shared__ __align__(LINE) uint8_t room[];
     pass();
     const uint32_t j = blockIdx.x * 32;
     if (j >= p.width) {
@@ -383,7 +382,7 @@ __device__ void narrow(const NarrowParams& p) {
     float* d = reinterpret_cast<float*>(q + p.rank);
     uint32_t* sums = reinterpret_cast<uint32_t*>(d + units);
     float* gates = reinterpret_cast<float*>(sums + units);
-    uint8_t* raw_room = room + (p.rank + 8 * units + 4 * rows + 15) / 16 * 16;
+    uint8_t* raw_room = room + (p.rank + 8 * units + 4 * rows + LINE - 1) / LINE * LINE;
     uint8_t* terms = raw_room + p.streams * piece;
     const One<F> last(terms, rows, units, 1, nullptr);
     if (threadIdx.x == 0) {
@@ -398,7 +397,7 @@ __device__ void narrow(const NarrowParams& p) {
     const uint32_t* grid = nullptr;
     if constexpr (F::GRID > 0) {
         uint8_t* at = reinterpret_cast<uint8_t*>(last.first);
-        grid = reinterpret_cast<const uint32_t*>(arrival.bring(at, F::codebook(), F::GRID * 4));
+        grid = reinterpret_cast<const uint32_t*>(arrival.bring<16>(at, F::codebook(), F::GRID * 4));
     }
     const Rows one(terms, rows, units, 0, grid);
     ready();

@@ -145,11 +145,11 @@ struct Ring {
     };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    /// `fillers` tell that a chunk is filled, `multipliers` that it is free.
+    /// So many warps tell that a chunk is filled, beside the thread that brings columns, and so many that it is free.
     __device__ void init(int fillers, int multipliers) {
         for (int i = 0; i < CHUNKS; i++) {
-            filled[i].init(fillers);
-            emptied[i].init(multipliers);
+            filled[i].init(fillers * TELLING + 1);
+            emptied[i].init(multipliers * TELLING);
         }
     }
 #endif

@@ -75,7 +75,7 @@ __device__ void block_rows(const OneParams& p, const OneMatrix& m, uint8_t* room
     if constexpr (F::GRID > 0) {
         const One<F> last(terms, chunk, units, p.turns, nullptr);
         uint8_t* at = reinterpret_cast<uint8_t*>(last.first);
-        grid = reinterpret_cast<const uint32_t*>(book.bring(at, F::codebook(), F::GRID * 4));
+        grid = reinterpret_cast<const uint32_t*>(book.bring<16>(at, F::codebook(), F::GRID * 4));
     }
     bring(begin, 0);
     if (p.turns > 1 && begin + chunk < end) {
@@ -109,8 +109,7 @@ __device__ void block_rows(const OneParams& p, const OneMatrix& m, uint8_t* room
         }
         if (warp < decoders) {
             const Rows one(terms, chunk, units, turn, grid);
-            const uint8_t* raw =
-                room + turn * p.buffer + (reinterpret_cast<uintptr_t>(m.weights + size_t(first) * row_bytes) & 15);
+            const uint8_t* raw = room + turn * p.buffer + in_line(m.weights + size_t(first) * row_bytes);
             for (int group = mine; group < groups && slot < across; group += lanes) {
                 if (group != mine || (number > 0 && groups > lanes)) {
                     column.load(x, group);
@@ -158,7 +157,7 @@ __device__ inline const OneMatrix& matrix_of(const OneParams& p) {
 /// one.
 template <class Blocks>
 __device__ void one(const OneParams& p, Blocks blocks) {
-    extern __shared__ __align__(16) uint8_t one_room[];
+    extern __shared__ __align__(LINE) uint8_t one_room[];
     pass();
     const OneMatrix& m = matrix_of(p);
     switch (m.format) {

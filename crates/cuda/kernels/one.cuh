@@ -163,7 +163,6 @@ __device__ inline void float_rows(uint8_t* room, Arrival (&arrivals)[PIECES], co
         arrivals[threadIdx.x].init(int(rows) + 1);
     }
     __syncthreads();
-    auto off = [](const void* p) { return uint32_t(reinterpret_cast<uintptr_t>(p)) & 15; };
     auto bring_rows = [&](uint32_t piece, uint32_t turn) {
         const uint32_t from = piece * PIECE;
         for (uint32_t r = 0; r < rows; r++) {
@@ -190,8 +189,8 @@ __device__ inline void float_rows(uint8_t* room, Arrival (&arrivals)[PIECES], co
         if (warp < rows) {
             const uint8_t* at = room + turn * buffer;
             const T* row =
-                reinterpret_cast<const T*>(at + warp * PIECE_BYTES + off(w + size_t(first + warp) * k + from));
-            const float* column = reinterpret_cast<const float*>(at + rows * PIECE_BYTES + off(x + from));
+                reinterpret_cast<const T*>(at + warp * PIECE_BYTES + in_line(w + size_t(first + warp) * k + from));
+            const float* column = reinterpret_cast<const float*>(at + rows * PIECE_BYTES + in_line(x + from));
             const uint32_t here = min(PIECE, k - from);
 #pragma unroll 16
             for (uint32_t j = lane; j < here; j += WARP) {

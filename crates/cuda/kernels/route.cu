@@ -19,8 +19,8 @@ struct Routing {
     uint32_t* unit_expert;
     uint32_t* unit_first;
     uint32_t* unit_places;
-    /// One: how many units.
-    uint32_t* units;
+    /// Per expert where its units end; the last says how many there are, and for a few rows is the only one.
+    uint32_t* unit_ends;
     uint32_t rows, used, all, tile;
 };
 
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(CHOOSERS) strata_group_few(const __
         __syncthreads();
     }
     if (thread == 0) {
-        *r.units = unit_base;
+        r.unit_ends[r.all - 1] = unit_base;
     }
 }
 
@@ -159,6 +159,7 @@ extern "C" __global__ void __launch_bounds__(1024) strata_scan(const __grid_cons
         const uint32_t place = place_base + places[thread] - count, unit = unit_base + units[thread] - own;
         if (expert < r.all) {
             r.counts[expert] = place;
+            r.unit_ends[expert] = unit + own;
             for (uint32_t i = 0; i < own; i++) {
                 r.unit_expert[unit + i] = expert;
                 r.unit_first[unit + i] = place + i * r.tile;
@@ -171,12 +172,10 @@ extern "C" __global__ void __launch_bounds__(1024) strata_scan(const __grid_cons
         }
         __syncthreads();
     }
-    if (thread == 0) {
-        *r.units = unit_base;
-    }
 }
 
-/// Puts every pair to a place of its expert. Which one may differ from run to run; no result depends on it.
+/// Puts every pair to a place of its expert: `counts` is where the expert's places end, afterwards. Which one may differ from run to run; no
+/// result depends on it.
 extern "C" __global__ void __launch_bounds__(256) strata_place(const __grid_constant__ Routing r) {
     const uint32_t pair = blockIdx.x * blockDim.x + threadIdx.x;
     if (pair < r.rows * r.used) {
@@ -191,15 +190,23 @@ struct SwigluParams {
     float* gate;
     const float* up;
     Target quantised;
+    /// Values; or those of a routing's places from `*before`, or 0 for null, up to `*end`, `width` each.
     uint64_t count;
+    const uint32_t* before;
+    const uint32_t* end;
+    uint32_t width;
 };
 
 /// `silu(gate) * up` in place of the gate.
 extern "C" __global__ void __launch_bounds__(256) strata_swiglu(const __grid_constant__ SwigluParams p) {
     pass();
     ready();
-    const uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < p.count) {
+    uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x, count = p.count;
+    if (p.end != nullptr) {
+        i += p.before == nullptr ? 0 : uint64_t(*p.before) * p.width;
+        count = uint64_t(*p.end) * p.width;
+    }
+    if (i < count) {
         const float hidden = swiglu(p.gate[i], p.up[i]);
         p.gate[i] = hidden;
         p.quantised.put(hidden, i);

@@ -101,8 +101,15 @@ __device__ inline void await_all_copies() {
 #endif
 }
 
-/// Bytes of shared memory that `Arrival::bring` takes. Twin: `ops/one.rs`.
-__device__ constexpr uint32_t brought(uint32_t bytes) { return (bytes + 15 + 15) / 16 * 16; }
+/// What memory is moved by. A copy whose source and target lie differently in their lines reads host memory at less than half the link's rate
+/// (docs/experiments.md).
+constexpr uint32_t LINE = 128;
+
+/// Bytes of shared memory that `Arrival::bring` takes, from a multiple of `LINE` on. Twin: `ops/one.rs`.
+__device__ constexpr uint32_t brought(uint32_t bytes) { return (bytes + LINE - 1 + LINE - 1) / LINE * LINE; }
+
+/// Where in its line an address is.
+__device__ inline uint32_t in_line(const void* at) { return uint32_t(reinterpret_cast<uintptr_t>(at)) % LINE; }
 
 /// Pieces of global memory on their way to shared memory. Threads that wait for them see all of them. Of a whole block
 /// of threads.
@@ -126,12 +133,13 @@ struct Arrival {
     }
 
     /// Starts copying `bytes` bytes, and returns where the first will lie. All threads call it; on GPUs with a copy
-    /// engine in each multiprocessor the first has it do the work. Copied are the whole 16 bytes that the first and the
-    /// last lie in, which are the same allocation's: those start and end at multiples of 16.
+    /// engine in each multiprocessor the first has it do the work. Copied are the whole lines that the first and the
+    /// last lie in, which are the same allocation's: those start and end with lines. Smaller ones can be asked for.
+    template <uint32_t OF = LINE>
     __device__ const uint8_t* bring(uint8_t* room, const void* from, uint32_t bytes) {
-        const uint32_t off = uint32_t(reinterpret_cast<uintptr_t>(from)) & 15;
+        const uint32_t off = in_line(from) % OF;
         const uint8_t* first = static_cast<const uint8_t*>(from) - off;
-        const uint32_t whole = (off + bytes + 15) / 16 * 16;
+        const uint32_t whole = (off + bytes + OF - 1) / OF * OF;
 #if __CUDA_ARCH__ >= 900
         if (threadIdx.x == 0) {
             asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_at(&state)), "r"(whole)

@@ -38,6 +38,8 @@ struct HiddenPiecesParams {
     uint4* out;
     const uint32_t* unit_first;
     const uint32_t* unit_places;
+    /// Where the routing's units start, null for the first, and end.
+    const uint32_t* before;
     const uint32_t* count;
     uint32_t units;
 };
@@ -46,7 +48,7 @@ struct HiddenPiecesParams {
 /// routing.
 extern "C" __global__ void __launch_bounds__(256)
     strata_hidden_pieces(const __grid_constant__ HiddenPiecesParams p) {
-    const uint32_t number = blockIdx.y, chunk = blockIdx.x;
+    const uint32_t number = (p.before == nullptr ? 0 : *p.before) + blockIdx.y, chunk = blockIdx.x;
     if (number >= *p.count) {
         return;
     }

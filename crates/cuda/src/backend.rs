@@ -17,7 +17,8 @@ use crate::ops::{self, Columns, Kernels, Left, LeftExperts, OpError, Routing};
 use crate::recording::{self, Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
-use crate::weights::{Matrix, Weights};
+use crate::tiers::{Budget, ExpertCache, Tiers};
+use crate::weights::{Matrix, Stage, Weights};
 use crate::{Failed, failed};
 
 /// A GPU, not yet built into a backend.
@@ -25,6 +26,7 @@ pub struct Cuda {
     context: Context,
     kernels: Kernels,
     limits: Limits,
+    expert_cache: ExpertCache,
     /// Bytes free on the GPU before anything of the model was there.
     free: u64,
 }
@@ -36,6 +38,8 @@ pub struct Room {
     pub limit: Option<u64>,
     /// Bytes to leave to others.
     pub reserve: u64,
+    /// Experts that are kept there.
+    pub expert_cache: ExpertCache,
 }
 
 impl Cuda {
@@ -52,7 +56,7 @@ impl Cuda {
             total,
             source: format!("cuda:{}", device.number),
         };
-        Ok(Cuda { context, kernels, limits, free })
+        Ok(Cuda { context, kernels, limits, expert_cache: room.expert_cache, free })
     }
 
     /// Where everything will be made.
@@ -66,6 +70,10 @@ impl Build for Cuda {
 
     fn window(&self) -> usize {
         4096
+    }
+
+    fn window_for_experts_in_memory(&self) -> usize {
+        8192
     }
 
     fn device_limits(&self) -> Option<Limits> {
@@ -83,7 +91,12 @@ impl Build for Cuda {
         spec.shape.gdn.as_ref().map_or(Ok(()), ops::check_gdn)?;
         ops::check_routing(&spec.shape.moe)?;
         ops::check_ngram(&spec.shape, self.kernels.products.one.formats.shared)?;
-        Ok(memory::describe(spec, weights, experts, plan, self.kernels.products.in_pieces()))
+        let budget = Budget { available: self.limits.available, cache: self.expert_cache };
+        Ok(memory::describe(spec, weights, experts, plan, (self.kernels.products.in_pieces(), budget)))
+    }
+
+    fn reads_experts_in_memory(&self, described: &Described) -> bool {
+        described.tiers.reads_host()
     }
 
     fn build(
@@ -115,6 +128,7 @@ pub(crate) struct CudaBackend {
     pub(crate) start_of_side: Event,
     end_of_side: Event,
     pub(crate) weights: Weights,
+    pub(crate) tiers: Tiers,
     pub(crate) state: State,
     pub(crate) inputs: Inputs,
     pub(crate) routing: Routing,
@@ -164,7 +178,7 @@ impl CudaBackend {
         spec: Spec,
         described: Described,
         weights: Vec<WeightData>,
-        store: &ExpertStore,
+        store: &Arc<ExpertStore>,
     ) -> Result<CudaBackend, BackendError> {
         let Cuda { context, kernels, free, .. } = cuda;
         context.enter().map_err(failed)?;
@@ -178,7 +192,9 @@ impl CudaBackend {
             ))
         })?;
         let stream = Stream::new(&context).map_err(failed)?;
-        let weights = Weights::load(&spec, &described.weights, &memory, weights, store, &context, &stream)?;
+        let mut stage = Stage::new(&context).map_err(failed)?;
+        let weights = Weights::load(&described.weights, &memory, weights, &mut stage, &stream)?;
+        let tiers = Tiers::load(described.tiers, &memory, store, &mut stage, &context, &stream)?;
         let state = State::new(&spec, &described.layers, &memory, &stream)?;
         let inputs = Inputs::new(&context, &described.inputs, &memory).map_err(failed)?;
         let rope: DeviceSlice<f32> = memory.part(described.rope.offset(), described.rope.bytes() / 4);
@@ -193,6 +209,7 @@ impl CudaBackend {
         routing.start(&stream).map_err(failed)?;
         Ok(CudaBackend {
             weights,
+            tiers,
             state,
             inputs,
             routing,
@@ -344,6 +361,9 @@ impl CudaBackend {
             recordings.note(ops, costs);
             return Ok(());
         };
+        if let Some(ring) = &mut self.tiers.ring {
+            ring.lend(&self.stream).map_err(failed)?;
+        }
         // Inputs first: what is there already is not copied again, so that no copy gets into the recording.
         ops.iter().try_for_each(|waiting| self.bring(waiting))?;
         if known.graph.is_none() {

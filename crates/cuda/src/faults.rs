@@ -3,21 +3,21 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use strata_engine::{Engine, EngineConfig, EngineError, Event, Reason, Request, Sampling, Wants};
+use strata_engine::{Engine, EngineConfig, EngineError, Event, Readers, Reason, Request, Sampling, Wants};
 use strata_model::Model;
 use strata_plan::Limits;
 use strata_testkit::golden;
-use strata_topology::{Role, Topology};
+use strata_topology::{Role, Topology, spawn};
 
 use crate::driver::{Device, fake};
-use crate::{Cuda, Room};
+use crate::{Cuda, ExpertCache, Room};
 
 /// The tiny model on the fake GPU.
 fn load(room: Room) -> Result<Engine, String> {
     let cuda = Device::all().map_err(|error| error.to_string())?;
     let cuda = Cuda::new(&cuda[0], room).map_err(|error| error.to_string())?;
     let config = EngineConfig {
-        window: Some(16),
+        window: Some(40),
         context: Some(64),
         sequences: 2,
         draft: true,
@@ -26,16 +26,16 @@ fn load(room: Room) -> Result<Engine, String> {
     let model = Arc::new(Model::open(&golden::dir().join("tiny/tiny.gguf")).unwrap());
     let limits = Limits { available: 4 << 30, total: 4 << 30, source: "the test".into() };
     let io = Topology::uniform(1).assign(Some(1)).unwrap().set(Role::Io).clone();
-    let spawn = Box::new(move |f: Box<dyn FnOnce() + Send>| strata_topology::spawn(Role::Io, &io, "rows", f));
+    let readers = Readers { spawn: Box::new(move |name, work| spawn(Role::Io, &io, name, work)), most: 1 };
     let go_on = &mut |_| ControlFlow::Continue(());
-    Engine::load(model, &config, &limits, cuda, spawn, go_on).map_err(|error| error.to_string())
+    Engine::load(model, &config, &limits, cuda, readers, go_on).map_err(|error| error.to_string())
 }
 
 /// Two sequences that answer, then a fork and a way back. The first sentence of what failed, and whether every request ended.
 fn work(engine: &mut Engine) -> Result<(), String> {
     let said = |error: EngineError| error.to_string();
     let (one, two) = (engine.open().map_err(said)?, engine.open().map_err(said)?);
-    for (seq, prompt) in [(one, vec![5; 20]), (two, vec![7, 8])] {
+    for (seq, prompt) in [(one, vec![5; 44]), (two, vec![7, 8])] {
         let request = Request { max_tokens: Some(4), ..Request::new(prompt, Sampling::greedy(), &[]) };
         engine.submit(seq, request).map_err(said)?;
     }
@@ -67,7 +67,9 @@ fn work(engine: &mut Engine) -> Result<(), String> {
 #[test]
 fn every_call_may_fail() {
     fake::install();
-    work(&mut load(Room::default()).unwrap()).unwrap();
+    // Some experts come from memory.
+    let room = Room { expert_cache: ExpertCache::Experts(1), ..Room::default() };
+    work(&mut load(room).unwrap()).unwrap();
     let all = fake::with(|state| state.calls);
     assert!(all > 500 && fake::with(|state| state.alive()) == (0, 0, 0), "{all}");
     let (mut failed, mut ignored) = (0, std::collections::BTreeSet::new());
@@ -76,7 +78,7 @@ fn every_call_may_fail() {
         for at in (2..=all).filter(|at| *at < 40 || at % 23 == 0) {
             fake::install();
             fake::with(|state| state.fails = Some((state.calls + at, 700, lasting)));
-            let ended = load(Room::default()).and_then(|mut engine| work(&mut engine));
+            let ended = load(room).and_then(|mut engine| work(&mut engine));
             let call = fake::with(|state| state.failed);
             match (ended, call) {
                 (Err(why), Some(_)) => {
@@ -96,6 +98,7 @@ fn every_call_may_fail() {
         "destroy",
         "free",
         "free_host",
+        "unregister_host",
         "context_release",
         "context_flags",
         "module_variable",
@@ -117,7 +120,7 @@ fn what_cannot_be_had_is_said() {
     let refuses =
         |call: &'static str, code| move |state: &mut fake::State| state.refuses = Some((call, code));
     let room = Room::default();
-    let few = Room { limit: Some(1 << 20), reserve: 0 };
+    let few = Room { limit: Some(1 << 20), ..Room::default() };
     says(&|_| (), few, &["cuda:0", "1 MiB of 1 MiB"]);
     says(
         &refuses("module_load", 209),

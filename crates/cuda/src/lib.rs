@@ -16,9 +16,11 @@ pub mod ops;
 mod recording;
 mod scratch;
 mod state;
+mod tiers;
 mod weights;
 
 pub use backend::{Cuda, Room};
+pub use tiers::ExpertCache;
 
 use strata_backend::BackendError;
 

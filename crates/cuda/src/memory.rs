@@ -7,11 +7,13 @@ use strata_residency::LayerSource;
 use crate::inputs::InputRegions;
 use crate::ops;
 use crate::state::LayerRegions;
+use crate::tiers::{Budget, TierRegions};
 use crate::weights::WeightRegions;
 
 /// Where everything lies.
 pub struct Described {
     pub(crate) weights: WeightRegions,
+    pub(crate) tiers: TierRegions,
     pub(crate) buffers: Vec<Region>,
     pub(crate) layers: Vec<LayerRegions>,
     pub(crate) inputs: InputRegions,
@@ -23,15 +25,15 @@ pub struct Described {
     pub(crate) bytes: usize,
 }
 
-/// Lays everything out, for a GPU that takes columns in pieces or not.
+/// Lays everything out, for a GPU that takes columns in pieces or not and has so much for experts.
 pub(crate) fn describe(
     spec: &Spec,
     weights: &[WeightData],
     experts: &[(u16, LayerSource)],
     plan: &mut Plan,
-    in_pieces: bool,
+    (in_pieces, budget): (bool, Budget),
 ) -> Described {
-    let weights = WeightRegions::describe(spec, weights, experts, plan);
+    let weights = WeightRegions::describe(spec, weights, plan);
     let layers = (0..spec.layers.len()).map(|index| LayerRegions::describe(spec, index, plan)).collect();
     let buffer = |plan: &mut Plan, buffer: &strata_backend::BufferSpec| {
         plan.device(Category::Window, buffer.name, buffer.rows.saturating_mul(buffer.width).saturating_mul(4))
@@ -39,14 +41,10 @@ pub(crate) fn describe(
     let buffers = spec.buffers.iter().map(|spec| buffer(plan, spec)).collect();
     let inputs = InputRegions::describe(spec, plan);
     let rope = spec.shape.qsa.as_ref().map_or(0, |q| spec.context.saturating_mul(4 * q.rotary));
-    Described {
-        weights,
-        buffers,
-        layers,
-        inputs,
-        kept: plan.device(Category::Scratch, "routing and products", ops::kept_bytes(spec, in_pieces)),
-        rope: plan.device(Category::Scratch, "rotary table", rope),
-        scratch: plan.device(Category::Scratch, "ops", ops::scratch_bytes(spec)),
-        bytes: plan.device_bytes(),
-    }
+    let kept = plan.device(Category::Scratch, "routing and products", ops::kept_bytes(spec, in_pieces));
+    let rope = plan.device(Category::Scratch, "rotary table", rope);
+    let scratch = plan.device(Category::Scratch, "ops", ops::scratch_bytes(spec));
+    // Experts take what is left.
+    let tiers = TierRegions::describe(spec, experts, plan, budget);
+    Described { weights, tiers, buffers, layers, inputs, kept, rope, scratch, bytes: plan.device_bytes() }
 }

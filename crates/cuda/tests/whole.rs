@@ -5,27 +5,36 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use strata_backend::KvFormat;
-use strata_cuda::{Cuda, Room};
+use strata_cuda::{Cuda, ExpertCache, Room};
 use strata_engine::{Engine, EngineConfig, EngineError, Wants};
 use strata_quant::Format;
 use strata_selftest::{CheckError, ids, ops, samplings, whole};
 use strata_synth::{Geometry, Mix, Options};
 use strata_testkit::golden::{self, Npz};
 
-/// A model on the first GPU and on the CPU, or a line that says why there is no GPU.
-fn engines(path: &Path, config: &EngineConfig) -> Option<[Engine; 2]> {
-    let gpu = || -> Result<Cuda, CheckError> { Ok(Cuda::new(&ops::first()?, Room::default())?) };
+/// A model on the first GPU, with so many experts there, and on the CPU, or a line that says why there is no GPU.
+fn engines_with(path: &Path, config: &EngineConfig, expert_cache: ExpertCache) -> Option<[Engine; 2]> {
+    let room = Room { expert_cache, ..Room::default() };
+    let gpu = || -> Result<Cuda, CheckError> { Ok(Cuda::new(&ops::first()?, room)?) };
     let gpu = strata_selftest::or_skip(gpu())?;
     let cpu = whole::cpu().unwrap();
     Some([whole::engine(path, config, gpu).unwrap(), whole::engine(path, config, cpu).unwrap()])
 }
 
+fn engines(path: &Path, config: &EngineConfig) -> Option<[Engine; 2]> {
+    engines_with(path, config, ExpertCache::Auto)
+}
+
 /// Runs the same tokens on both, and compares what every op writes, and the state in the end.
-fn compare(path: &Path, config: &EngineConfig, tokens: &[u32], decoded: usize) {
-    let Some(engines) = engines(path, config) else { return };
+fn compare_with(path: &Path, config: &EngineConfig, cache: ExpertCache, tokens: &[u32], decoded: usize) {
+    let Some(engines) = engines_with(path, config, cache) else { return };
     for (family, (found, _)) in whole::op_by_op(path, config, tokens, decoded, engines).unwrap() {
-        assert!(found.equal(), "{family}: {found}");
+        assert!(found.equal(), "{cache:?}, {family}: {found}");
     }
+}
+
+fn compare(path: &Path, config: &EngineConfig, tokens: &[u32], decoded: usize) {
+    compare_with(path, config, ExpertCache::Auto, tokens, decoded);
 }
 
 #[test]
@@ -45,7 +54,9 @@ fn the_demo_model() {
     tokens.truncate(200);
     for window in [200, 33] {
         let config = EngineConfig { window: Some(window), context: Some(256), ..Default::default() };
-        compare(&golden::pebble(), &config, &tokens, 8);
+        for cache in [ExpertCache::Auto, ExpertCache::Experts(0), ExpertCache::Bytes(7 << 20)] {
+            compare_with(&golden::pebble(), &config, cache, &tokens, 8);
+        }
     }
 }
 
@@ -62,8 +73,10 @@ fn every_format() {
     let folder = tempfile::tempdir().unwrap();
     for format in Format::ALL {
         let path = synth(folder.path(), Geometry::tiny(), Mix::pure(format));
-        let config = EngineConfig { window: Some(24), context: Some(64), ..Default::default() };
-        compare(&path, &config, &ids(200, 30), 3);
+        let config = EngineConfig { window: Some(40), context: Some(64), ..Default::default() };
+        for cache in [ExpertCache::Auto, ExpertCache::Experts(3)] {
+            compare_with(&path, &config, cache, &ids(200, 52), 3);
+        }
     }
 }
 

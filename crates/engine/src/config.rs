@@ -6,8 +6,10 @@ use strata_backend::KvFormat;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExpertHome {
-    /// Read in place from the mapped model file; the page cache decides what stays.
+    /// In the heap if a device reads experts that have no room on it, else mapped.
     #[default]
+    Auto,
+    /// Read in place from the mapped model file; the page cache decides what stays.
     Mapped,
     /// Copied into memory at start.
     Heap,
@@ -42,7 +44,7 @@ impl Default for EngineConfig {
             checkpoints: 2,
             kv: KvFormat::F16,
             draft: false,
-            experts: ExpertHome::Mapped,
+            experts: ExpertHome::Auto,
         }
     }
 }

@@ -18,7 +18,7 @@ use strata_residency::ExpertStore;
 use crate::error::EngineError;
 use crate::event::{Event, Reason, Request, SeqId};
 use crate::fault::finite;
-use crate::flight::{Flight, Lane, Machine, Passing, Probe};
+use crate::flight::{Flight, Lane, Machine, Passing, Probe, rows_of_next};
 use crate::graph::{Graph, Run, Work};
 use crate::lookup::Lookup;
 use crate::sampling::{Sampler, Scratch};
@@ -320,12 +320,14 @@ impl Engine {
             self.abort(paused);
         }
         self.sequence(slot).canceller.renew();
-        for first in (0..tokens.len()).step_by(self.spec.window) {
-            let part = &tokens[first..tokens.len().min(first + self.spec.window)];
+        let mut first = 0;
+        while first < tokens.len() {
+            let part = &tokens[first..first + rows_of_next(tokens.len() - first, self.spec.window)];
             let flight = self.take_off(&[(slot, part)], Lane::Prompt)?;
             let next = &tokens[first..tokens.len().min(first + part.len() + self.spec.window)];
             self.lookup.ahead(&self.model, held(&self.sequences, slot), next, part.len());
             self.in_step(|engine| engine.read_window(flight, tokens, first, wants, sink))?;
+            first += part.len();
         }
         Ok(())
     }
@@ -562,7 +564,7 @@ impl Engine {
         let mut room = self.spec.window;
         for slot in self.slots_where(|task| task.next.is_none()) {
             let Some(task) = &self.sequence(slot).task else { continue };
-            let rows = room.min(task.prompt.len() - task.read);
+            let rows = room.min(rows_of_next(task.prompt.len() - task.read, self.spec.window));
             if rows > 0 {
                 parts.push((slot, task.prompt[task.read..task.read + rows].to_vec()));
                 room -= rows;

@@ -43,6 +43,9 @@ pub enum EngineError {
     /// The caller gave up.
     #[error("cancelled")]
     Cancelled,
+    /// A thread that reads experts can't be started.
+    #[error("a thread that reads experts cannot be started: {0}")]
+    Thread(std::io::Error),
     /// A context that the model doesn't allow.
     #[error("a context of {asked} tokens is not possible: {} allows 1 to {most}", .file.display())]
     Context {

@@ -99,3 +99,42 @@ impl Flight {
         Ok(more)
     }
 }
+
+/// Rows of the next window of a prompt with `left` tokens to read: all windows about alike, for a last one of a few rows costs nearly as
+/// much as a whole one. Whole multiples of [`EVEN`] but for the last.
+pub(crate) fn rows_of_next(left: usize, window: usize) -> usize {
+    let windows = left.div_ceil(window).max(1);
+    left.div_ceil(windows).next_multiple_of(EVEN).min(window).min(left)
+}
+
+/// What kernels like the rows of a window to be a multiple of.
+const EVEN: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Oracle: by hand; and for all lengths, as few windows as there can be, none wider than allowed.
+    #[test]
+    fn windows_of_a_prompt_are_alike() {
+        let rows = |mut left: usize, window| {
+            let mut rows = Vec::new();
+            while left > 0 {
+                rows.push(rows_of_next(left, window));
+                left -= rows[rows.len() - 1];
+            }
+            rows
+        };
+        assert_eq!(rows(4096, 2047), [1408, 1344, 1344]);
+        assert_eq!((rows(100, 512), rows(513, 512), rows(10, 4)), (vec![100], vec![320, 193], vec![4, 4, 2]));
+        for (left, window) in
+            (1..3000).step_by(7).flat_map(|left| [1, 33, 64, 500].map(|window| (left, window)))
+        {
+            let rows = rows(left, window);
+            assert!(
+                rows.len() == left.div_ceil(window) && rows.iter().all(|&rows| rows <= window),
+                "{left}, {window}"
+            );
+        }
+    }
+}

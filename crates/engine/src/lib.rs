@@ -29,7 +29,7 @@ pub use engine::{Engine, LogitSink, Wants};
 pub use error::EngineError;
 pub use event::{Constraint, Event, Reason, Request, SeqId};
 pub use flight::Probe;
-pub use load::{Planned, Progress, SpawnIo};
+pub use load::{Planned, Progress, Readers};
 pub use sampling::Sampling;
 pub use sequence::Canceller;
 pub use snapshot::SnapshotError;

@@ -5,13 +5,15 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use strata_backend::{Buffer, BufferSpec, Build, Checkpoint, MOST_LARGEST, Shape, Spec};
 use strata_model::Model;
-use strata_plan::{ALIGNMENT, Arena, Block, Category, Limits, Place, Plan, Region, largest};
+use strata_plan::{Arena, Block, Category, Limits, Place, Plan, PlanError, Region, largest};
 use strata_residency::{ExpertId, ExpertStore, HostCopy};
 
 use crate::config::{EngineConfig, ExpertHome};
@@ -31,8 +33,13 @@ const PROMPT_SLICE: Duration = Duration::from_millis(20);
 /// Floats of the logits buffer that more rows than the sequences need may fill.
 const LOGIT_FLOATS: usize = 1 << 20;
 
-/// Starts the thread that reads n-gram rows ahead.
-pub type SpawnIo = Box<dyn Fn(Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>>;
+/// Threads that read files.
+pub struct Readers {
+    /// Starts one, of this name.
+    pub spawn: Box<dyn Fn(&str, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>>,
+    /// How many may read at once while a model is loaded.
+    pub most: usize,
+}
 
 /// How far loading has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +57,16 @@ pub struct Planned {
     pub plan: Plan,
     /// What the backend was told.
     pub spec: Spec,
+    /// What there is of the device's own memory, if it has some.
+    pub device: Option<Limits>,
+}
+
+impl Planned {
+    /// Whether it fits the machine and the device.
+    pub fn check(&self, limits: &Limits) -> Result<(), PlanError> {
+        self.plan.check(limits)?;
+        self.device.as_ref().map_or(Ok(()), |device| self.plan.check_in(Place::Device, device))
+    }
 }
 
 struct Prepared<D> {
@@ -71,7 +88,7 @@ impl Engine {
         builder: &B,
     ) -> Result<Planned, EngineError> {
         let Prepared { plan, spec, .. } = prepare(model, config, limits, builder)?;
-        Ok(Planned { plan, spec })
+        Ok(Planned { plan, spec, device: builder.device_limits() })
     }
 
     /// Loads a model: plans, refuses what doesn't fit, and allocates at once what the plan says. Later only lists come and go:
@@ -82,24 +99,23 @@ impl Engine {
         config: &EngineConfig,
         limits: &Limits,
         builder: B,
-        spawn: SpawnIo,
+        readers: Readers,
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Engine, EngineError> {
         let Prepared { lowered, plan, spec, buffers, slots, described } =
             prepare(&model, config, limits, &builder)?;
-        plan.check(limits)?;
-        if let Some(device) = builder.device_limits() {
-            plan.check_in(Place::Device, &device)?;
-        }
+        let planned = Planned { plan, spec, device: builder.device_limits() };
+        planned.check(limits)?;
+        let Planned { plan, spec, .. } = planned;
         check_weights(&model, &lowered)?;
         let mut arena = Arena::new(&plan)?;
-        let store = Arc::new(store(&model, &lowered, &slots, &mut arena, progress)?);
+        let store = store(&model, &lowered, &slots, &mut arena, &readers, progress)?;
         let backend = builder.build(spec.clone(), described, arena, lowered.weights, Arc::clone(&store))?;
         let logits = vec![0.0; logit_floats(&spec, buffers.logit_rows)];
         let scratch = Scratch::new(spec.shape.vocab);
         Ok(Engine {
             graph: lowered.graph,
-            lookup: Lookup::new(&model, &spec, spawn)?,
+            lookup: Lookup::new(&model, &spec, &readers)?,
             sequences: (0..spec.sequences).map(|_| None).collect(),
             epochs: 0,
             free: (0..spec.checkpoints as u32).map(Checkpoint).collect(),
@@ -139,24 +155,43 @@ fn prepare<B: Build>(
         ));
     }
     let homes: Vec<_> = lowered.experts.iter().map(|(layer, source, _)| (*layer, source.clone())).collect();
-    let describe = |window: usize| {
+    let describe_with = |window: usize, heap: bool| {
         let (spec, buffers) = spec(&lowered, config, context, window);
         let mut plan = Plan::new();
-        let slots = place_weights(&mut plan, model, &lowered, config.experts);
+        let slots = place_weights(&mut plan, model, &lowered, heap);
         place_buffers(&mut plan, model, &spec, buffers.logit_rows);
         let described = builder.describe(&spec, &lowered.weights, &homes, &mut plan)?;
         Ok::<_, EngineError>((plan, spec, buffers, slots, described))
     };
+    let describe = |window: usize| {
+        let heap = config.experts == ExpertHome::Heap;
+        let described = describe_with(window, heap)?;
+        match config.experts {
+            _ if heap || !builder.reads_experts_in_memory(&described.4) => Ok(described),
+            ExpertHome::Auto => describe_with(window, true),
+            _ => Err(EngineError::Config(
+                "the device has no room for all experts and reads the others from memory, so they can't be \
+                 mapped only: leave the choice to Strata, or have them in the heap"
+                    .into(),
+            )),
+        }
+    };
     let window = match config.window {
         Some(window) => window.min(context),
         None => {
-            // Wide models pay by the row: at most a sixteenth of the memory that it is in goes into windows.
-            let room = builder.device_limits().as_ref().unwrap_or(limits).available / 16;
+            // Wide models pay by the row: at most a sixteenth of the memory that it is in goes into windows, or a quarter where a window is
+            // what experts are brought for.
+            let available = builder.device_limits().as_ref().unwrap_or(limits).available;
             let used = |plan: &Plan| {
                 plan.by_category(Category::Window).saturating_add(plan.by_category(Category::Scratch))
             };
+            let brought = describe(1).is_ok_and(|one| builder.reads_experts_in_memory(&one.4));
+            let (room, most) = match brought {
+                true => (available / 4, builder.window_for_experts_in_memory()),
+                false => (available / 16, builder.window()),
+            };
             let fits = |window| describe(window).is_ok_and(|(plan, ..)| used(&plan) <= room);
-            largest(1, builder.window().min(context), fits).unwrap_or(1)
+            largest(1, most.min(context), fits).unwrap_or(1)
         }
     };
     let (plan, spec, buffers, slots, described) = describe(window)?;
@@ -200,18 +235,16 @@ fn spec(lowered: &Lowered, config: &EngineConfig, context: usize, window: usize)
 
 /// Weights and experts in their homes, and the n-gram table that stays in the file. Returns each layer's slots in the heap
 /// tier, if experts live there: side by side at the arena's start, so that huge pages can hold them.
-fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, experts: ExpertHome) -> Vec<Region> {
+fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, heap: bool) -> Vec<Region> {
     let dense = lowered.weights.iter().map(|weight| weight.bytes.len() as u64).sum();
     plan.item(Category::Weights, "dense weights", Place::Mapped, dense);
     let mut slots = Vec::new();
     for (layer, source, _) in &lowered.experts {
         let (name, count) = ((usize::from(*layer), "routed experts"), usize::from(source.experts()));
-        match experts {
-            ExpertHome::Mapped => {
-                plan.item(Category::Experts, name, Place::Mapped, layer_bytes(source));
-            }
-            ExpertHome::Heap => {
-                let bytes = source.expert_bytes().next_multiple_of(ALIGNMENT) * count;
+        match heap {
+            false => plan.item(Category::Experts, name, Place::Mapped, layer_bytes(source)),
+            true => {
+                let bytes = source.copy_layout().bytes * count;
                 slots.push(plan.heap(Category::Experts, name, bytes));
             }
         }
@@ -239,20 +272,20 @@ fn place_buffers(plan: &mut Plan, model: &Model, spec: &Spec, logit_rows: usize)
     Lookup::describe(model, spec, plan);
 }
 
-/// The expert store, with experts copied to the heap tier's slots if there are any: by positioned reads, so that no page
-/// of the mapping becomes resident beside its copy.
+/// The expert store, with experts copied to the heap tier's slots if there are any.
 fn store(
     model: &Arc<Model>,
     lowered: &Lowered,
     slots: &[Region],
     arena: &mut Arena,
+    readers: &Readers,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<ExpertStore, EngineError> {
+) -> Result<Arc<ExpertStore>, EngineError> {
     let mut blocks: Vec<Block<u8>> = Vec::new();
     for (region, (_, source, _)) in slots.iter().zip(&lowered.experts) {
         // A system that has none costs speed only.
         let _ = arena.ask_for_huge_pages(*region);
-        for slot in region.parts(source.expert_bytes()) {
+        for slot in region.parts(source.copy_layout().bytes) {
             blocks.push(arena.take(slot)?);
         }
     }
@@ -262,19 +295,66 @@ fn store(
     for (layer, source, _) in &lowered.experts {
         store.add_layer(*layer, source.clone())?;
     }
-    if slots.is_empty() {
-        return Ok(store);
+    let store = Arc::new(store);
+    if !slots.is_empty() {
+        promote(model, lowered, &store, readers, progress)?;
     }
-    let of = lowered.expert_bytes();
+    Ok(store)
+}
+
+/// Experts that a reader takes at a time: consecutive ones, so that the file is read in long stretches.
+const TAKEN: usize = 16;
+
+/// Copies all experts to the heap tier: by positioned reads, so that no page of the mapping becomes resident beside its copy, on as many
+/// threads as there are readers. Whoever is told of the progress may end it.
+fn promote(
+    model: &Arc<Model>,
+    lowered: &Lowered,
+    store: &Arc<ExpertStore>,
+    readers: &Readers,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<(), EngineError> {
     let tensors: BTreeMap<u16, ExpertTensors> = lowered.experts.iter().map(|(l, _, t)| (*l, *t)).collect();
     let file = Arc::clone(model);
-    let engine = HostCopy::new(Box::new(move |id, extent, out| {
+    let engine = Arc::new(HostCopy::new(Box::new(move |id, extent, out| {
         let tensor = &file.gguf.tensors()[tensors[&id.layer].index(extent.tensor)];
         file.gguf.read_at(tensor, extent.range.start as u64, out).map_err(|error| error.to_string())
-    }));
+    })));
     let ids = lowered.experts.iter().flat_map(|(layer, source, _)| {
         (0..source.experts()).map(|expert| ExpertId { layer: *layer, expert })
     });
-    let done = store.promote_all(ids, &engine, |done| progress(Progress { bytes: done.bytes, of }))?;
-    if done.bytes < of { Err(EngineError::Cancelled) } else { Ok(store) }
+    let (ids, next): (Arc<[ExpertId]>, _) = (ids.collect(), Arc::new(AtomicUsize::new(0)));
+    let (tell, told) = mpsc::channel();
+    let mut threads = Vec::new();
+    for _ in 0..readers.most.clamp(1, ids.len().div_ceil(TAKEN).max(1)) {
+        let (ids, next, tell) = (Arc::clone(&ids), Arc::clone(&next), tell.clone());
+        let (store, engine) = (Arc::clone(store), Arc::clone(&engine));
+        let read = move || {
+            loop {
+                let from = next.fetch_add(TAKEN, Relaxed).min(ids.len());
+                let taken = &ids[from..ids.len().min(from + TAKEN)];
+                let done = store.promote_all(taken.iter().copied(), &*engine, |_| ControlFlow::Continue(()));
+                // Where nobody listens any more, loading was ended.
+                if taken.is_empty() || tell.send(done).is_err() {
+                    return;
+                }
+            }
+        };
+        threads.push((readers.spawn)("experts", Box::new(read)).map_err(EngineError::Thread)?);
+    }
+    drop(tell);
+    let (mut bytes, of) = (0, lowered.expert_bytes());
+    let ended = told.iter().try_for_each(|done| {
+        bytes += done?.bytes;
+        match progress(Progress { bytes, of }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(EngineError::Cancelled),
+        }
+    });
+    drop(told);
+    next.store(ids.len(), Relaxed);
+    for thread in threads {
+        thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+    }
+    ended
 }

@@ -10,7 +10,7 @@ use strata_plan::{Category, Place, Plan};
 
 use crate::error::EngineError;
 use crate::flight::Lane;
-use crate::load::SpawnIo;
+use crate::load::Readers;
 
 /// Looks up table rows, if the model has a table.
 pub(crate) struct Lookup {
@@ -49,8 +49,8 @@ impl Lookup {
         plan.item(Category::Window, "n-gram row numbers", Place::Heap, numbers as u64);
     }
 
-    /// Opens the model's table. `spawn` starts the thread that reads ahead, if there is a table.
-    pub fn new(model: &Model, spec: &Spec, spawn: SpawnIo) -> Result<Self, EngineError> {
+    /// Opens the model's table. A thread reads ahead, if there is a table.
+    pub fn new(model: &Model, spec: &Spec, readers: &Readers) -> Result<Self, EngineError> {
         let (Some(tensor), Some(ple)) = (&model.trunk.ngram_table, &model.hyper.ple) else {
             return Ok(Lookup {
                 table: None,
@@ -60,7 +60,7 @@ impl Lookup {
                 rows: Default::default(),
             });
         };
-        let table = NgramRows::new(model.gguf.clone(), tensor, spawn)?;
+        let table = NgramRows::new(model.gguf.clone(), tensor, |work| (readers.spawn)("n-gram rows", work))?;
         let block = |rows: usize| Vec::with_capacity(rows * table.row_bytes());
         let most = most_rows(spec, ple);
         let rows = most.map(|rows| ple.hashes.iter().map(|_| block(rows)).collect());

@@ -65,7 +65,7 @@ fn main() {
 /// All layers of the real geometry, a quarter of the experts resident, frequencies as uneven as random draws make them.
 fn time_of_a_plan() {
     let roster = Roster::new((0..48).map(|_| LayerExperts { experts: 512, bytes: 2 << 20 }));
-    let mut slots = Slots::cut(roster.clone(), roster.total_bytes() / 4);
+    let mut slots = Slots::cut(roster.clone(), roster.total_bytes() / 4, usize::MAX);
     let mut heat = Heat::new(&roster, Pace::default());
     for load in slots.first_loads(&heat) {
         if slots.begin(load).and_then(|()| slots.land(load.slot)).is_err() {

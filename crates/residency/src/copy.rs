@@ -17,9 +17,9 @@ use crate::{Bytes, ExpertId, Extent, LayerSource};
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
     /// The destination is not as long as the expert.
-    #[error("the destination has {found} bytes where the expert has {expected}")]
+    #[error("the destination has {found} bytes where the expert's copy has {expected}")]
     Length {
-        /// The expert's bytes.
+        /// The copy's bytes.
         expected: usize,
         /// The destination's bytes.
         found: usize,
@@ -31,7 +31,7 @@ pub enum CopyError {
 
 impl CopyError {
     pub(crate) fn check_length(home: &LayerSource, copy: &[u8]) -> Result<(), CopyError> {
-        let (expected, found) = (home.expert_bytes(), copy.len());
+        let (expected, found) = (home.copy_layout().bytes, copy.len());
         if expected == found { Ok(()) } else { Err(CopyError::Length { expected, found }) }
     }
 }
@@ -43,8 +43,8 @@ pub trait CopyEngine: Send + Sync {
     /// A copy that was started, with the slot that it fills.
     type Fence;
 
-    /// Starts to copy the gate, up and down bytes of an expert, one after the other, into `to`. A copy that runs on
-    /// after the return keeps a clone of `home`.
+    /// Starts to copy an expert into `to`, laid out by [`LayerSource::copy_layout`]. A copy that runs on after the return keeps a clone
+    /// of `home`.
     fn copy(&self, id: ExpertId, home: &LayerSource, to: Self::Slot) -> Result<Self::Fence, CopyError>;
 
     /// Sleeps until the copy is done and returns the filled slot.
@@ -127,20 +127,15 @@ impl DerefMut for HeapSlot {
 /// Fails with one sentence that names the file.
 pub type ReadAt = Box<dyn Fn(ExpertId, &Extent, &mut [u8]) -> Result<(), String> + Send + Sync>;
 
-/// Reads an expert's parts one after the other into `to`, which is as long as the expert.
+/// Reads an expert into `to`, which is as long as a copy of it.
 pub(crate) fn read_parts(
     read: &ReadAt,
     id: ExpertId,
     home: &LayerSource,
     to: &mut [u8],
 ) -> Result<(), String> {
-    let mut rest = to;
-    for extent in home.extents(id.expert) {
-        let (part, behind) = rest.split_at_mut(extent.range.len());
-        read(id, &extent, part)?;
-        rest = behind;
-    }
-    Ok(())
+    let extents = home.extents(id.expert);
+    extents.iter().zip(home.cut_mut(to)).try_for_each(|(extent, part)| read(id, extent, part))
 }
 
 /// The copy engine of the heap tier. It reads the file, so that the mapping's pages stay untouched.

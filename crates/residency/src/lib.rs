@@ -46,5 +46,5 @@ pub use ring::{
 };
 pub use roster::{LayerExperts, Roster};
 pub use slots::{Content, SlotError, SlotId, Slots};
-pub use source::{Blob, Extent, LayerSource, Tensor};
+pub use source::{Blob, CopyLayout, Extent, LayerSource, Tensor};
 pub use store::{Check, ExpertHandle, ExpertId, ExpertStore, Pinned, Progress, Tier};

@@ -52,6 +52,8 @@ pub enum SlotError {
 pub struct Slots {
     roster: Roster,
     bytes: Vec<u64>,
+    /// Where each starts if they lie one behind the other.
+    starts: Vec<u64>,
     content: Vec<Content>,
     /// The slot of each expert, by number.
     place: Vec<Option<SlotId>>,
@@ -60,13 +62,13 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Cuts `budget` bytes into empty slots, of which every layer gets equally many bytes, for experts of its length: the
+    /// Cuts `budget` bytes into at most `most` empty slots, of which every layer gets equally many bytes, for experts of its length: the
     /// next slot is always for the layer with the fewest bytes so far, the lower one of equals, that has experts without
     /// a slot and whose length still fits.
-    pub fn cut(roster: Roster, budget: u64) -> Slots {
+    pub fn cut(roster: Roster, budget: u64, most: usize) -> Slots {
         let (mut left, mut given) = (budget, vec![0u64; roster.layers().len()]);
         let mut bytes = Vec::new();
-        loop {
+        while bytes.len() < most {
             let wanting = roster.layers().iter().zip(&given).enumerate().filter(|(_, (layer, given))| {
                 layer.bytes > 0 && layer.bytes <= left && **given < u64::from(layer.experts) * layer.bytes
             });
@@ -77,8 +79,13 @@ impl Slots {
             left -= length;
         }
         let (slots, experts, layers) = (bytes.len(), roster.len(), roster.layers().len());
+        let starts = bytes.iter().scan(0, |end, bytes| {
+            *end += bytes;
+            Some(*end - bytes)
+        });
         Slots {
             roster,
+            starts: starts.collect(),
             bytes,
             content: vec![Content::Empty; slots],
             place: vec![None; experts],
@@ -133,6 +140,11 @@ impl Slots {
     /// Bytes of a slot.
     pub fn bytes(&self, slot: SlotId) -> u64 {
         self.bytes[slot.index()]
+    }
+
+    /// Where a slot starts, if all lie one behind the other.
+    pub fn start(&self, slot: SlotId) -> u64 {
+        self.starts[slot.index()]
     }
 
     /// What a slot holds.

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use strata_plan::DEVICE_ALIGNMENT;
+
 use crate::{Bytes, LayerError};
 
 /// An expert's bytes, all of its rows.
@@ -50,6 +52,18 @@ pub struct Extent {
     pub tensor: Tensor,
     /// Which of the tensor's bytes.
     pub range: Range<usize>,
+}
+
+/// How a copy of an expert lies, in whatever memory: the gate rows first, then the up and the down rows, each from a multiple of
+/// [`DEVICE_ALIGNMENT`] on, so that copies are moved as they are and computed with where they lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyLayout {
+    /// Where the up rows start, bytes.
+    pub up: usize,
+    /// Where the down rows start, bytes.
+    pub down: usize,
+    /// The copy's length, bytes.
+    pub bytes: usize,
 }
 
 /// A layer's expert tensors in their home.
@@ -117,12 +131,35 @@ impl LayerSource {
         Blob { gate: self.gate.of(expert), up: self.up.of(expert), down: self.down.of(expert) }
     }
 
-    /// The parts of a copy, which has an expert's gate, up and down bytes one after the other.
+    /// How a copy of an expert lies.
+    pub fn copy_layout(&self) -> CopyLayout {
+        let [up, down, bytes] = [self.gate.len, self.up.len, self.down.len].map({
+            let mut end = 0usize;
+            move |len| {
+                end = (end + len).next_multiple_of(DEVICE_ALIGNMENT);
+                end
+            }
+        });
+        CopyLayout { up, down, bytes }
+    }
+
+    /// The parts of a copy.
     #[inline]
     pub(crate) fn cut<'a>(&self, copy: &'a [u8]) -> Blob<'a> {
-        let (gate, rest) = copy.split_at(self.gate.len);
-        let (up, down) = rest.split_at(self.up.len);
-        Blob { gate, up, down }
+        let CopyLayout { up, down, .. } = self.copy_layout();
+        Blob {
+            gate: &copy[..self.gate.len],
+            up: &copy[up..up + self.up.len],
+            down: &copy[down..down + self.down.len],
+        }
+    }
+
+    /// The parts of a copy that is to be made: gate, up, down.
+    pub(crate) fn cut_mut<'a>(&self, copy: &'a mut [u8]) -> [&'a mut [u8]; 3] {
+        let CopyLayout { up, down, .. } = self.copy_layout();
+        let (gate, rest) = copy.split_at_mut(up);
+        let (up, down) = rest.split_at_mut(down - up);
+        [&mut gate[..self.gate.len], &mut up[..self.up.len], &mut down[..self.down.len]]
     }
 }
 

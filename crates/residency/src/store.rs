@@ -6,10 +6,10 @@
 //! Invariant: a slot of the heap tier holds one expert, is on its way to hold one, or is free.
 
 use std::fmt;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use strata_plan::Block;
+use strata_plan::{ALIGNMENT, Block};
 
 use crate::cell::{Cell, Epoch, Pin, Refused};
 use crate::copy::FreeSlots;
@@ -70,6 +70,8 @@ pub type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 /// Every expert's bytes.
 pub struct ExpertStore {
     layers: Vec<Option<Layer>>,
+    /// The heap tier's memory.
+    spans: Vec<Range<usize>>,
     free: Arc<FreeSlots>,
     check: Check,
 }
@@ -84,13 +86,27 @@ impl fmt::Debug for ExpertStore {
 }
 
 impl ExpertStore {
-    /// A store without layers, whose heap tier has these slots: each holds an expert of exactly its length. `check` watches
+    /// A store without layers, whose heap tier has these slots: each holds a copy of exactly its length. `check` watches
     /// the file that the layers are mapped from; it is asked by [`ExpertStore::check`].
     pub fn new(slots: Vec<Block<u8>>, check: Check) -> ExpertStore {
+        let mut spans: Vec<Range<usize>> = Vec::new();
+        let mut addresses: Vec<Range<usize>> = slots.iter().map(|slot| addresses(slot)).collect();
+        addresses.sort_by_key(|slot| slot.start);
+        for slot in addresses {
+            match spans.last_mut() {
+                Some(span) if slot.start - span.end < ALIGNMENT => span.end = slot.end,
+                _ => spans.push(slot),
+            }
+        }
         let free = FreeSlots::default();
         // The last one put is the first one taken.
         slots.into_iter().rev().for_each(|slot| free.put(slot));
-        ExpertStore { layers: Vec::new(), free: Arc::new(free), check }
+        ExpertStore { layers: Vec::new(), spans, free: Arc::new(free), check }
+    }
+
+    /// The addresses that the heap tier's slots lie at, those side by side as one: memory for as long as the store lives, whatever moves in it.
+    pub fn heap_spans(&self) -> &[Range<usize>] {
+        &self.spans
     }
 
     /// Adds a layer's experts, all in their home.
@@ -155,7 +171,7 @@ impl ExpertStore {
     pub fn promote(&self, id: ExpertId, engine: &impl CopyEngine<Slot = HeapSlot>) -> Result<(), StoreError> {
         let (layer, cell) = self.find(id)?;
         let Some(epoch) = self.epoch_in(id, Tier::Mapped)? else { return Ok(()) };
-        let needed = layer.source.expert_bytes();
+        let needed = layer.source.copy_layout().bytes;
         let slot = self.free.take(needed).ok_or(StoreError::HeapFull { id, needed })?;
         let copy = engine
             .copy(id, &layer.source, slot)
@@ -247,6 +263,11 @@ impl ExpertStore {
             None => Err(StoreError::NoExpert { id, experts: layer.source.experts() }),
         }
     }
+}
+
+fn addresses(slot: &[u8]) -> Range<usize> {
+    let start = slot.as_ptr().expose_provenance();
+    start..start + slot.len()
 }
 
 /// An expert that can't move while this lives.

@@ -110,7 +110,7 @@ proptest! {
     fn plans_keep_the_budget_and_their_word(
         roster in rosters(), budget in 0u64..4000, pace in paces(), caution in cautions(), acts in acts(),
     ) {
-        let mut slots = Slots::cut(roster.clone(), budget);
+        let mut slots = Slots::cut(roster.clone(), budget, usize::MAX);
         let mut heat = Heat::new(&roster, pace);
         place(&mut slots, &heat);
         check(&slots, budget);
@@ -156,7 +156,7 @@ proptest! {
         roster in rosters(), budget in 0u64..3000,
         moves in prop::collection::vec((0usize..40, prop::option::of((0u16..6, 0u16..8)), (0u16..6, 0u16..8), 0u8..3), 0..80),
     ) {
-        let mut slots = Slots::cut(roster, budget);
+        let mut slots = Slots::cut(roster, budget, usize::MAX);
         let ids: Vec<_> = slots.ids().collect();
         for (slot, evict, load, end) in moves {
             let Some(&slot) = ids.get(slot) else { continue };
@@ -178,7 +178,7 @@ proptest! {
     /// nothing of its length fits any more; and the first experts fill exactly the slots that were cut for their layer.
     #[test]
     fn a_first_placement_is_uniform(roster in rosters(), budget in 0u64..4000) {
-        let mut slots = Slots::cut(roster.clone(), budget);
+        let mut slots = Slots::cut(roster.clone(), budget, usize::MAX);
         let left = budget - slots.total_bytes();
         place(&mut slots, &Heat::new(&roster, Pace::default()));
         check(&slots, budget);
@@ -331,7 +331,7 @@ fn old_rankings_fade() {
 fn a_placement_with_history_takes_the_most_used() {
     let (roster, mut heat) = small();
     heat.decode(&roster, [id(0, 4), id(1, 2)]);
-    let mut slots = Slots::cut(roster, 340);
+    let mut slots = Slots::cut(roster, 340, usize::MAX);
     // 70 for layer 1, 100 for layer 0, in turns: of 340 bytes two of each.
     assert_eq!(slots.ids().map(|slot| slots.bytes(slot)).collect::<Vec<_>>(), [100, 70, 70, 100]);
     place(&mut slots, &heat);
@@ -346,7 +346,7 @@ fn a_placement_with_history_takes_the_most_used() {
 fn ties_go_to_the_lower_id() {
     let roster =
         Roster::new([LayerExperts { experts: 4, bytes: 70 }, LayerExperts { experts: 4, bytes: 100 }]);
-    let mut slots = Slots::cut(roster.clone(), 340);
+    let mut slots = Slots::cut(roster.clone(), 340, usize::MAX);
     let mut heat = Heat::new(&roster, Pace::default());
     place(&mut slots, &heat);
     for _ in 0..100 {
@@ -403,7 +403,7 @@ fn prompts_have_a_small_share() {
 #[test]
 fn a_swap_must_pay() {
     let roster = Roster::new([LayerExperts { experts: 2, bytes: 1000 }]);
-    let mut slots = Slots::cut(roster.clone(), 1000);
+    let mut slots = Slots::cut(roster.clone(), 1000, usize::MAX);
     let mut heat = Heat::new(&roster, Pace { prior: 0, ..Pace::default() });
     place(&mut slots, &heat);
     (0..1000).for_each(|step| heat.decode(&roster, [id(0, u16::from(step % 4 != 0))]));

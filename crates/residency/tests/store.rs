@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::{EXPERTS, expected, host, id, pattern, room_left, slots, source, store};
+use common::{COPY, EXPERTS, expected, host, id, pattern, room_left, slots, source, store};
 use proptest::prelude::*;
 use strata_residency::*;
 
@@ -151,6 +151,16 @@ fn fused_experts_are_halves() {
     assert_eq!(down, Extent { tensor: Tensor::Down, range: 10..15 });
 }
 
+/// Oracle: the layout's sentence, by hand.
+#[test]
+fn parts_of_a_copy_start_where_devices_want_them() {
+    let tensor = |len: usize| Bytes::from(vec![0; 2 * len]);
+    let layout =
+        |gate, up, down| LayerSource::split(2, tensor(gate), tensor(up), tensor(down)).unwrap().copy_layout();
+    assert_eq!(layout(256, 256, 512), CopyLayout { up: 256, down: 512, bytes: 1024 });
+    assert_eq!(layout(1, 300, 257), CopyLayout { up: 256, down: 768, bytes: 1280 });
+}
+
 /// Oracle: arithmetic. What can't be cut into experts is refused with its name.
 #[test]
 fn uneven_layers_are_refused() {
@@ -180,7 +190,7 @@ fn errors_name_the_expert() {
     assert_eq!(sentence(store.add_layer(1, source(1))), "the experts of layer 1 are in the store already");
     assert_eq!(
         sentence(store.promote(id(1, 2), &host())),
-        "expert 2 of layer 1 needs a slot of 76 bytes in the heap tier, and none of those that were planned is free"
+        "expert 2 of layer 1 needs a slot of 768 bytes in the heap tier, and none of those that were planned is free"
     );
 }
 
@@ -280,10 +290,10 @@ impl CopyEngine for Wrong {
     }
 }
 
-/// A slot of `bytes` bytes that belongs to another store.
+/// A slot of `bytes` bytes, enough for a copy, that belongs to another store.
 fn foreign(bytes: usize) -> HeapSlot {
     let mut store = ExpertStore::new(slots(1, bytes), Box::new(|| Ok(())));
-    let [gate, up, down] = [bytes - 2, 1, 1].map(|len| Bytes::from(vec![0; len]));
+    let [gate, up, down] = [bytes - 512, 1, 1].map(|len| Bytes::from(vec![0; len]));
     store.add_layer(0, LayerSource::split(1, gate, up, down).unwrap()).unwrap();
     let thief = Wrong::default();
     store.promote(id(0, 0), &thief).unwrap_err();
@@ -301,15 +311,18 @@ fn a_failed_copy_changes_nothing() {
         error.to_string(),
         "expert 0 of layer 0 could not be copied: model.gguf: can't be read at byte 7"
     );
-    let wrong = Wrong(Mutex::new(Some(foreign(3))));
+    let wrong = Wrong(Mutex::new(Some(foreign(1024))));
     let error = store.promote(id(0, 0), &wrong).unwrap_err();
-    assert!(error.to_string().ends_with("the destination has 3 bytes where the expert has 76"), "{error}");
+    assert!(
+        error.to_string().ends_with("the destination has 1024 bytes where the expert's copy has 768"),
+        "{error}"
+    );
     // What an engine keeps is not free.
-    assert!(matches!(store.promote(id(0, 0), &host()), Err(StoreError::HeapFull { needed: 76, .. })));
+    assert!(matches!(store.promote(id(0, 0), &host()), Err(StoreError::HeapFull { needed: COPY, .. })));
     drop(wrong);
     assert_eq!(store.pin(&handle).unwrap().tier(), Tier::Mapped);
-    let short = host().copy(id(0, 0), &source(0), foreign(75));
-    assert!(matches!(short, Err(CopyError::Length { expected: 76, found: 75 })));
+    let short = host().copy(id(0, 0), &source(0), foreign(1280));
+    assert!(matches!(short, Err(CopyError::Length { expected: COPY, found: 1280 })));
     // The room of the failed copies is free again.
     store.promote(id(0, 0), &host()).unwrap();
 }
@@ -318,14 +331,14 @@ fn a_failed_copy_changes_nothing() {
 /// takes the next one, whatever its layer.
 #[test]
 fn slots_are_used_again() {
-    let mut blocks = slots(2, 76);
-    blocks.extend(slots(1, 130));
+    let mut blocks = slots(2, COPY);
+    blocks.extend(slots(1, 1024));
     let starts: Vec<usize> = blocks.iter().map(|block| block.as_ptr().addr()).collect();
     let mut store = ExpertStore::new(blocks, Box::new(|| Ok(())));
     for layer in [0, 2] {
         store.add_layer(layer, source(layer)).unwrap();
     }
-    let [gate, up, down] = [100, 20, 10].map(|len| Bytes::from(vec![0; 2 * len]));
+    let [gate, up, down] = [300, 20, 10].map(|len| Bytes::from(vec![0; 2 * len]));
     store.add_layer(5, LayerSource::split(2, gate, up, down).unwrap()).unwrap();
     let nines = HostCopy::new(Box::new(|_, _, to| {
         to.fill(9);
@@ -345,10 +358,10 @@ fn slots_are_used_again() {
     store.promote(id(2, 1), &host()).unwrap();
     let (left, stays) = (at(id(0, 0)).unwrap(), at(id(2, 1)).unwrap());
     assert!(left != stays && left < 2 && stays < 2, "{left} and {stays}");
-    full(id(2, 3), 76);
+    full(id(2, 3), COPY);
     store.promote(id(5, 1), &nines).unwrap();
     assert_eq!(at(id(5, 1)), Some(2));
-    full(id(5, 0), 130);
+    full(id(5, 0), 1024);
 
     store.demote(id(0, 0)).unwrap();
     store.promote(id(2, 3), &host()).unwrap();
@@ -357,7 +370,7 @@ fn slots_are_used_again() {
         assert_eq!(store.pin_current(id).unwrap().blob(), expected(id).as_blob());
     }
     let pinned = store.pin_current(id(5, 1)).unwrap();
-    assert_eq!(pinned.blob(), Blob { gate: &[9; 100], up: &[9; 20], down: &[9; 10] });
+    assert_eq!(pinned.blob(), Blob { gate: &[9; 300], up: &[9; 20], down: &[9; 10] });
 }
 
 /// Oracle: the experts' own bytes. Readers beside threads that move the same experts never see others.
@@ -437,15 +450,16 @@ fn experts_are_staged_from_any_tier() {
         type Buffer = Vec<u8>;
         type Place = ();
         fn submit(&self, transfer: Transfer<Vec<u8>>, (): ()) {
-            let bytes = transfer.buffer()[..transfer.bytes()].to_vec();
-            self.0.lock().unwrap().push((transfer.id(), bytes));
+            let copy = &transfer.buffer()[..transfer.bytes()];
+            let parts = [&copy[..24], &copy[256..][..32], &copy[512..][..20]].concat();
+            self.0.lock().unwrap().push((transfer.id(), parts));
             transfer.retire(Ok(()));
         }
     }
     fn stage(from: Arc<impl Source>) -> Result<(), RingError> {
         let engine = Arc::new(Collects::default());
         let spawn = &mut |_, life: Box<dyn FnOnce() + Send>| Ok(std::thread::spawn(life));
-        let mut ring = Ring::new(vec![vec![0; 100]; 2], 2, from, engine.clone(), spawn)?;
+        let mut ring = Ring::new(vec![vec![0; COPY]; 2], 2, from, engine.clone(), spawn)?;
         let experts: Vec<ExpertId> = (0..EXPERTS).map(|expert| id(2, expert)).collect();
         ring.begin(experts.iter().map(|&id| (id, ())))?.finish()?;
         let wanted = |&id: &ExpertId| {

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use strata_cuda::driver::Device;
-use strata_cuda::{Cuda, Room};
+use strata_cuda::{Cuda, ExpertCache, Room};
 use strata_engine::{EngineConfig, Sampling};
 use strata_quant::{Format, Isa};
 use strata_synth::geometry::{Attention, Gdn, Indexer, Moe};
@@ -122,7 +122,15 @@ fn small_model(
     let tokens = ids(384, 120);
     let mut families: PerFamily = BTreeMap::new();
     let mut steps = (Found::default(), Duration::ZERO);
-    for (window, read) in [(120, 120), (120, 24), (7, 60)] {
+    // With all experts on the GPU, with some, with none: the others are read from memory, or come through the ring.
+    use ExpertCache::{Auto, Experts};
+    for (window, read, expert_cache) in [
+        (120, 120, Auto),
+        (120, 24, Experts(0)),
+        (7, 60, Experts(17)),
+        (90, 120, Experts(30)),
+        (120, 120, Experts(0)),
+    ] {
         let config = EngineConfig {
             window: Some(window),
             context: Some(160),
@@ -131,7 +139,7 @@ fn small_model(
             ..EngineConfig::default()
         };
         let engines = || -> Result<_, CheckError> {
-            let gpu = Cuda::new(device, Room::default())?;
+            let gpu = Cuda::new(device, Room { expert_cache, ..Room::default() })?;
             Ok([whole::engine(path, &config, gpu)?, whole::engine(path, &config, whole::cpu()?)?])
         };
         for (family, (found, time)) in whole::op_by_op(path, &config, &tokens[..read], 6, engines()?)? {

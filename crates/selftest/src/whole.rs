@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use strata_backend::{Backend, BackendError, Build, Family, Op, Span};
 use strata_cpu::Cpu;
-use strata_engine::{Engine, EngineConfig, EngineError, Event, Reason, Request, Sampling, Wants};
+use strata_engine::{Engine, EngineConfig, EngineError, Event, Readers, Reason, Request, Sampling, Wants};
 use strata_model::Model;
 use strata_plan::Limits;
 use strata_quant::Isa;
-use strata_topology::{Role, Topology};
+use strata_topology::{Role, Topology, spawn};
 
 use crate::{CheckError, Found};
 
@@ -26,9 +26,9 @@ pub fn engine(path: &Path, config: &EngineConfig, builder: impl Build) -> Result
     let model = Arc::new(Model::open(path)?);
     let limits = Limits { available: 4 << 30, total: 4 << 30, source: "the check".into() };
     let io = Topology::read().assign(Some(1))?.set(Role::Io).clone();
-    let spawn = Box::new(move |f: Box<dyn FnOnce() + Send>| strata_topology::spawn(Role::Io, &io, "rows", f));
+    let readers = Readers { spawn: Box::new(move |name, work| spawn(Role::Io, &io, name, work)), most: 2 };
     let go_on = &mut |_| ControlFlow::Continue(());
-    Ok(Engine::load(model, config, &limits, builder, spawn, go_on)?)
+    Ok(Engine::load(model, config, &limits, builder, readers, go_on)?)
 }
 
 /// What was found of a family's ops, and how long its ops took on our side, with reading their results and the comparison.

@@ -10,6 +10,7 @@ use clap::{Args as Flags, Parser, Subcommand, ValueEnum};
 
 use crate::config::{Bias, Device, Level, Settings, Switch, flag, whole};
 use strata_backend::KvFormat;
+use strata_cuda::ExpertCache;
 use strata_engine::ExpertHome;
 
 /// What stands below the help of the program. Lines are wrapped where the terminal ends.
@@ -147,7 +148,7 @@ pub struct EngineFlags {
     /// How keys and values are stored: f32 or f16 [default: f16]
     #[arg(long, value_name = "FORMAT", value_parser = crate::config::kv_format, help_heading = "Engine")]
     pub kv: Option<KvFormat>,
-    /// Where routed experts live: mapped (read in place from the file) or heap (copied at start) [default: mapped]
+    /// Where routed experts live: mapped (read in place from the file), heap (copied at start), or auto: in the heap if a GPU has no room for all, else mapped [default: auto]
     #[arg(long, value_name = "HOME", value_parser = crate::config::expert_home, help_heading = "Engine")]
     pub experts: Option<ExpertHome>,
     /// Where to compute: cpu, cuda:N, or auto: a GPU if there is one that the model fits [default: auto]
@@ -159,6 +160,9 @@ pub struct EngineFlags {
     /// GPU memory to leave to others [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = crate::config::size, allow_negative_numbers = true, help_heading = "Engine")]
     pub vram_reserve: Option<u64>,
+    /// Experts that the GPU keeps in its own memory: a number, or a size with its unit, e.g. 4G [default: as many as there is room for]
+    #[arg(long, value_name = "N|SIZE|auto", value_parser = crate::config::expert_cache, allow_negative_numbers = true, help_heading = "Engine")]
+    pub expert_cache: Option<ExpertCache>,
     /// Instructions to compute with: scalar, avx2, avxvnni or avx512; all give the same bits [default: the fastest]
     #[arg(long, value_name = "NAME", help_heading = "Engine")]
     pub isa: Option<String>,
@@ -457,6 +461,7 @@ impl EngineFlags {
         settings.device = self.device;
         settings.vram_limit = self.vram_limit;
         settings.vram_reserve = self.vram_reserve;
+        settings.expert_cache = self.expert_cache;
         settings.isa = self.isa.clone();
     }
 }

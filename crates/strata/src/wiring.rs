@@ -8,11 +8,10 @@ use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use strata_backend::Build;
 use strata_cpu::Cpu;
 use strata_cuda::driver::Device as Gpu;
 use strata_cuda::{Cuda, Room};
-use strata_engine::{Engine, EngineConfig, EngineError, ExpertHome, Planned, SpawnIo};
+use strata_engine::{Engine, EngineConfig, EngineError, ExpertHome, Planned, Readers};
 use strata_model::Model;
 use strata_plan::{Category, Limits, Place, PlanError};
 use strata_topology::{Assignment, Role, Topology, refusal, spawn};
@@ -20,6 +19,9 @@ use strata_topology::{Assignment, Role, Topology, refusal, spawn};
 use crate::config::{Config, Device};
 use crate::failure::{Failure, warn};
 use crate::{interrupt, progress};
+
+/// Threads that read a model's experts into memory, at most.
+const MOST_READERS: usize = 8;
 
 /// A backend not yet built.
 enum Builder {
@@ -106,7 +108,11 @@ impl Machine {
             Device::Auto => 0,
             Device::Cuda(number) => number,
         };
-        let room = Room { limit: config.vram_limit, reserve: config.vram_reserve };
+        let room = Room {
+            limit: config.vram_limit,
+            reserve: config.vram_reserve,
+            expert_cache: config.expert_cache,
+        };
         let open = || Cuda::new(&gpu(number)?, room).map_err(|error| error.to_string());
         if config.device != Device::Auto {
             let cuda = open().map_err(|why| Failure::failed(format!("{}: {why}", config.name("device"))))?;
@@ -115,9 +121,7 @@ impl Machine {
         let why = match open() {
             Ok(cuda) => {
                 let planned = Engine::plan(model, engine, &self.limits, &cuda);
-                let planned = planned.map_err(|error| asked.refused(error))?;
-                let limits = cuda.device_limits().expect("a GPU has memory of its own");
-                match planned.plan.check_in(Place::Device, &limits) {
+                match planned.map_err(|error| asked.refused(error))?.check(&self.limits) {
                     Ok(()) => return Ok(Builder::Cuda(Box::new(cuda))),
                     Err(short) => {
                         warn(format_args!("the GPU is not used: {short}"));
@@ -131,9 +135,11 @@ impl Machine {
         Ok(Builder::Cpu(self.cpu(config)))
     }
 
-    fn spawn_io(&self) -> SpawnIo {
+    fn readers(&self) -> Readers {
         let set = self.assignment.set(Role::Io).clone();
-        Box::new(move |work| spawn(Role::Io, &set, "n-gram rows", work))
+        // More don't read faster, but take the machine's cores.
+        let most = set.len().min(MOST_READERS);
+        Readers { spawn: Box::new(move |name, work| spawn(Role::Io, &set, name, work)), most }
     }
 
     /// Plans a model without allocating anything.
@@ -160,10 +166,10 @@ impl Machine {
             bar.set_position(loaded.bytes);
             if interrupt::raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let (limits, io) = (&self.limits, self.spawn_io());
+        let (limits, readers) = (&self.limits, self.readers());
         let loaded = match self.builder(&model, engine, config, asked)? {
-            Builder::Cpu(cpu) => Engine::load(model, engine, limits, cpu, io, &mut observe),
-            Builder::Cuda(cuda) => Engine::load(model, engine, limits, *cuda, io, &mut observe),
+            Builder::Cpu(cpu) => Engine::load(model, engine, limits, cpu, readers, &mut observe),
+            Builder::Cuda(cuda) => Engine::load(model, engine, limits, *cuda, readers, &mut observe),
         };
         if let Some(bar) = bar {
             bar.finish_and_clear();

@@ -57,6 +57,9 @@ pub(crate) fn install() {
     table.free = free;
     table.allocate_host = allocate_host;
     table.free_host = free_host;
+    table.register_host = register_host;
+    table.unregister_host = unregister_host;
+    table.host_address = host_address;
     table.copy_to_host = copy_to_host;
     table.context_retain = context_retain;
     table.context_release = context_release;
@@ -215,6 +218,22 @@ unsafe extern "C" fn allocate_host(to: *mut *mut c_void, bytes: usize, _: c_uint
 unsafe extern "C" fn free_host(at: *mut c_void) -> Code {
     with(|state| drop(state.pinned.remove(&(at as usize)).expect("an allocation that is alive")));
     answer("free_host")
+}
+
+unsafe extern "C" fn register_host(_: *mut c_void, _: usize, _: c_uint) -> Code {
+    let code = answer("register_host");
+    with(|state| state.objects += i64::from(code == 0));
+    code
+}
+
+unsafe extern "C" fn unregister_host(_: *mut c_void) -> Code {
+    with(|state| state.objects -= 1);
+    answer("unregister_host")
+}
+
+unsafe extern "C" fn host_address(to: *mut DevicePtr, at: *mut c_void, _: c_uint) -> Code {
+    // SAFETY: the driver's contract.
+    unsafe { give("host_address", to, |_| at as DevicePtr) }
 }
 
 /// Most copies write nothing: buffers hold zeros, or what was there. Very short ones are the ranks of a row's largest value, which must be of

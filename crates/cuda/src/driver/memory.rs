@@ -106,6 +106,15 @@ impl<T: Pod> DeviceSlice<T> {
         DeviceSlice { at: self.at, len: self.bytes() / size_of::<U>(), of: PhantomData }
     }
 
+    /// With the place behind it.
+    ///
+    /// # Panics
+    /// If `behind` is elsewhere.
+    pub(crate) fn joined(self, behind: DeviceSlice<T>) -> DeviceSlice<T> {
+        assert_eq!(self.at + self.bytes() as u64, behind.at);
+        DeviceSlice { len: self.len + behind.len, ..self }
+    }
+
     /// A part of it.
     ///
     /// # Panics

@@ -9,6 +9,7 @@ mod device;
 pub(crate) mod fake;
 mod kernel;
 mod memory;
+mod registered;
 mod stream;
 mod table;
 
@@ -16,6 +17,7 @@ pub use context::{Context, Made};
 pub use device::{Device, driver_version};
 pub use kernel::{Grid, Kernel, Module};
 pub use memory::{DeviceMemory, DeviceSlice, PinnedMemory};
+pub use registered::RegisteredMemory;
 pub use stream::{Event, Graph, Stream};
 pub use table::NoDriver;
 

@@ -1,5 +1,6 @@
 //! Work in order: streams, points in them, and recorded graphs.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -138,6 +139,20 @@ impl Stream {
             call!(
                 self.context().table(),
                 copy_to_device(to.address(), from.as_ptr().cast(), to.bytes(), self.raw())
+            )
+        }
+    }
+
+    /// Queues a copy from registered memory, from the address `from` on.
+    ///
+    /// # Safety
+    /// All of it is in one registration, which stays, and nobody writes to it before the copy is done.
+    pub unsafe fn queue_registered(&self, from: usize, to: DeviceSlice<u8>) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            call!(
+                self.context().table(),
+                copy_to_device(to.address(), from as *const c_void, to.bytes(), self.raw())
             )
         }
     }

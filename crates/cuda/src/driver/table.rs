@@ -124,6 +124,9 @@ entry_points! {
     free = "cuMemFree_v2" (DevicePtr);
     allocate_host = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
     free_host = "cuMemFreeHost" (*mut c_void);
+    register_host = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    unregister_host = "cuMemHostUnregister" (*mut c_void);
+    host_address = "cuMemHostGetDevicePointer_v2" (*mut DevicePtr, *mut c_void, c_uint);
     copy_to_device = "cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, Opaque);
     copy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, Opaque);
     copy_on_device = "cuMemcpyDtoDAsync_v2" (DevicePtr, DevicePtr, usize, Opaque);

@@ -7,6 +7,7 @@ use super::{OpError, module};
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Stream};
 use crate::inputs::Ids;
+use crate::recording::MOST_ROWS;
 use crate::weights::Matrix;
 use crate::{Failed, failed};
 
@@ -75,6 +76,10 @@ impl CudaBackend {
         let Shape { hidden: d, streams, vocab, .. } = self.spec.shape;
         let table = self.weights.matrix(table, vocab, d)?;
         let x = self.buffer(x, tokens.len(), streams * d)?;
+        // A window begins: experts may come already.
+        if let Some(ring) = self.tiers.ring.as_mut().filter(|_| tokens.len() > MOST_ROWS) {
+            ring.start(&self.stream).map_err(Failed::from)?;
+        }
         let ids = self.tokens(Ids::Tokens, tokens)?;
         self.kernels.embed.rows(&self.stream, &table, ids, streams, x).map_err(Failed::from)?;
         Ok(tokens.len() * (table.bytes.len() / vocab))

@@ -1,17 +1,21 @@
 //! The routed experts' products, the shared expert, and the sum over all: `kernels/experts.cu`, `kernels/route.cu`.
 
+use std::ops::Range;
+
 use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, Shape, SharedWeights, Spec};
 use strata_quant::Format;
 
 use super::input::{Input, Target, any_blocks};
-use super::route::{FEW_PLACES, RoutingParams, most_units, tile};
+use super::route::{FEW_PLACES, RoutingParams, Stretch, most_units, tile};
 use super::wide::{Units, unit_piece_bytes};
 use super::{ByFormat, OpError, module};
-use crate::Failed;
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
+use crate::recording::MOST_ROWS;
 use crate::scratch::Scratch;
+use crate::tiers::LayerTable;
 use crate::weights::Matrix;
+use crate::{Failed, failed};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -28,6 +32,7 @@ struct GroupedParams {
     unit_expert: u64,
     unit_first: u64,
     unit_places: u64,
+    before: u64,
     units: u64,
     rows: u32,
     k: u32,
@@ -63,6 +68,10 @@ struct SwigluParams {
     up: u64,
     quantised: Target,
     count: u64,
+    before: u64,
+    end: u64,
+    width: u32,
+    padding: u32,
 }
 
 #[repr(C)]
@@ -145,8 +154,9 @@ pub(crate) struct Room {
     gate: DeviceSlice<f32>,
     up: DeviceSlice<f32>,
     hidden: Input,
-    /// The columns of a product's units; those of one after the other.
+    /// The units' columns: those that come in, and the hidden ones.
     pieces: DeviceSlice<u8>,
+    hidden_pieces: DeviceSlice<u8>,
 }
 
 impl Room {
@@ -156,15 +166,16 @@ impl Room {
         let rows = u.len() / d;
         let pairs = rows * moe.used;
         let gate = room.take(pairs * moe.width);
-        let pieces = match tile(&moe, rows) {
+        let pieces = |k| match tile(&moe, rows) {
             FEW_PLACES => 0,
-            _ => unit_piece_bytes(d.max(moe.width), pairs, most_units(&moe, rows)),
+            _ => unit_piece_bytes(k, pairs, most_units(&moe, rows)),
         };
         Room {
             gate,
             up: room.take(pairs * moe.width),
             hidden: Input::without_pieces(gate, moe.width, pairs, room),
-            pieces: room.take(pieces),
+            pieces: room.take(pieces(d)),
+            hidden_pieces: room.take(pieces(moe.width)),
         }
     }
 }
@@ -210,7 +221,12 @@ impl CudaBackend {
         self.routing.check(rows)?;
         // What an op that failed may have left.
         self.left_experts = None;
-        let slots = *self.weights.slots(layer.0)?;
+        // One row reads experts where they are, a few have those fetched that they need, many have all of them come through the ring.
+        let many = rows > MOST_ROWS && tile(&moe, rows) != FEW_PLACES;
+        let slots = match &self.tiers.ring {
+            Some(ring) if many => ring.layer(layer.0),
+            _ => self.tiers.layer(layer.0),
+        }?;
         let mut scales = [None; 3];
         for (scale, weight) in scales.iter_mut().zip(w.scales) {
             *scale = weight.map(|w| self.weights.floats(w, moe.experts)).transpose()?;
@@ -226,10 +242,10 @@ impl CudaBackend {
             by_row,
         };
         let gate = product(w.gate, 0, moe.width, scales[0], true);
-        let up = product(w.up, slots.up, moe.width, scales[1], true);
-        let down = product(w.down, slots.down, d, scales[2], false);
+        let up = product(w.up, slots.layout.up, moe.width, scales[1], true);
+        let down = product(w.down, slots.layout.down, d, scales[2], false);
         // Which experts a window uses is known on the device only: the most that it can be.
-        let read = (rows * moe.used).min(moe.experts) * slots.stride;
+        let read = (rows * moe.used).min(moe.experts) * slots.layout.bytes;
         if let Some((router, routed)) = self.left_route.take() {
             self.left_experts = self.experts_one(router, w, scales, &slots, &input, &room.hidden);
             if self.left_experts.is_some() {
@@ -237,18 +253,62 @@ impl CudaBackend {
             }
             self.route_now(router, routed)?;
         }
+        let all = self.routing.stretch(&moe, 0..moe.experts);
+        let fetched = self.fetched(&slots, all, many)?;
+        let [gate, up, down] = [gate, up, down].map(|product| Product { slots: fetched.table, ..product });
         self.prepare_for(&input, [w.gate, w.up].iter().any(|format| !format.is_float()))?;
-        if !self.hidden(&gate, &up, &input, &room.hidden, !w.down.is_float())? {
-            self.unit_pieces(&[&gate, &up], &input, room.pieces)?;
-            self.grouped(&gate, &input, room.gate, room.pieces)?;
-            self.grouped(&up, &input, room.up, room.pieces)?;
-            if !self.hidden_pieces(&down, &room)? {
-                self.swiglu(&room.hidden, room.up, moe.width, !w.down.is_float())?;
-                self.unit_pieces(&[&down], &room.hidden, room.pieces)?;
-            }
+        if self.hidden(&gate, &up, &input, &room.hidden, !w.down.is_float())? {
+            self.grouped(&down, &room.hidden, self.routing.products, room.hidden_pieces, all)?;
+            return Ok(read);
         }
-        self.grouped(&down, &room.hidden, self.routing.products, room.pieces)?;
-        Ok(read)
+        self.unit_pieces(&[&gate, &up], &input, room.pieces)?;
+        let products = [gate, up, down];
+        let Some(mut ring) = self.tiers.ring.take_if(|_| many) else {
+            return self.three(&products, &input, &room, 0..moe.experts).map(|()| read);
+        };
+        let done = ring.chunks(layer.0).try_for_each(|chunk| {
+            ring.arrive(chunk, &self.stream).map_err(failed)?;
+            self.three(&products, &input, &room, ring.experts(chunk))?;
+            ring.used(chunk, &self.stream).map_err(failed)
+        });
+        self.tiers.ring = Some(ring);
+        done.map(|()| read)
+    }
+
+    /// Where a window's experts are: fetched, if it is one for which that is worth it.
+    fn fetched(
+        &mut self,
+        slots: &LayerTable,
+        units: Stretch,
+        many: bool,
+    ) -> Result<LayerTable, BackendError> {
+        let Some(ring) = self.tiers.ring.as_mut().filter(|_| !many) else { return Ok(*slots) };
+        // What is recorded finds it lent.
+        if !self.recording {
+            ring.lend(&self.stream).map_err(failed)?;
+        }
+        let of = (self.routing.params(&self.spec.shape.moe).unit_expert, units);
+        let fetched = self.kernels.fetch.all(&self.stream, slots, of, self.tiers.device, ring.room());
+        Ok(fetched.map_err(Failed::from)?.unwrap_or(*slots))
+    }
+
+    /// The three products of some experts.
+    fn three(
+        &self,
+        [gate, up, down]: &[Product; 3],
+        input: &Input,
+        room: &Room,
+        experts: Range<usize>,
+    ) -> Result<(), BackendError> {
+        let moe = self.spec.shape.moe;
+        let part = self.routing.stretch(&moe, experts.clone());
+        self.grouped(gate, input, room.gate, room.pieces, part)?;
+        self.grouped(up, input, room.up, room.pieces, part)?;
+        if !self.hidden_pieces(down, room, part)? {
+            let places = if experts.len() == moe.experts { [0; 2] } else { part.places };
+            self.swiglu((&room.hidden, room.up), moe.width, !down.format.is_float(), places)?;
+        }
+        self.grouped(down, &room.hidden, self.routing.products, room.hidden_pieces, part)
     }
 
     /// The kernels for units of a few places each, with their grid and the shared memory that a block needs, if this is a case for them.
@@ -265,7 +325,8 @@ impl CudaBackend {
 
     /// Their parameters.
     fn several_params(&self, product: &Product, input: &Input, out: DeviceSlice<f32>) -> ExpertsFewParams {
-        let routing = self.routing.params(&self.spec.shape.moe);
+        let moe = self.spec.shape.moe;
+        let routing = self.routing.params(&moe);
         let [q, d, sums] = input.quantised_addresses();
         ExpertsFewParams {
             slots: product.slots.address(),
@@ -281,7 +342,7 @@ impl CudaBackend {
             unit_expert: routing.unit_expert,
             unit_first: routing.unit_first,
             unit_places: routing.unit_places,
-            units: routing.units,
+            units: self.routing.stretch(&moe, 0..moe.experts).units[1],
             rows: product.rows as u32,
             k: input.k() as u32,
         }
@@ -312,28 +373,28 @@ impl CudaBackend {
     }
 
     /// Leaves the hidden values in pieces, as the products with `down` want them; whether they do.
-    fn hidden_pieces(&self, down: &Product, room: &Room) -> Result<bool, BackendError> {
+    fn hidden_pieces(&self, down: &Product, room: &Room, part: Stretch) -> Result<bool, BackendError> {
         let (moe, rows) = (self.spec.shape.moe, self.routing.rows);
         let pieces = tile(&moe, rows) != FEW_PLACES && self.kernels.products.in_pieces();
         if down.format.is_float() || !pieces || !moe.width.is_multiple_of(32) {
             return Ok(false);
         }
         let (many, both) = (&self.kernels.products.many, [room.gate, room.up]);
-        let made = many.hidden_pieces(&self.stream, both, moe.width, self.units(0), room.pieces);
+        let units = (self.units(0, part), most_units(&moe, rows));
+        let made = many.hidden_pieces(&self.stream, both, moe.width, units, room.hidden_pieces);
         made.map_err(Failed::from)?;
         Ok(true)
     }
 
-    /// The routing's units, whose places' columns are named by `order`.
-    fn units(&self, order: u64) -> Units {
-        let (moe, rows) = (self.spec.shape.moe, self.routing.rows);
-        let routing = self.routing.params(&moe);
+    /// Some units of the routing, whose places' columns are named by `order`.
+    fn units(&self, order: u64, part: Stretch) -> Units {
+        let routing = self.routing.params(&self.spec.shape.moe);
         Units {
             order,
             first: routing.unit_first,
             places: routing.unit_places,
-            count: routing.units,
-            most: most_units(&moe, rows),
+            ends: part.units,
+            most: part.most,
         }
     }
 
@@ -351,7 +412,7 @@ impl CudaBackend {
             return Ok(());
         }
         let order = if products[0].by_row { self.routing.params(&moe).order } else { 0 };
-        let units = self.units(order);
+        let units = self.units(order, self.routing.stretch(&moe, 0..moe.experts));
         let sizes = [input.k(), rows * moe.used];
         let made = self.kernels.products.many.pieces(&self.stream, columns, sizes, Some(units), to);
         Ok(made.map_err(Failed::from)?)
@@ -363,10 +424,9 @@ impl CudaBackend {
         input: &Input,
         out: DeviceSlice<f32>,
         pieces: DeviceSlice<u8>,
+        part: Stretch,
     ) -> Result<(), BackendError> {
-        let moe = self.spec.shape.moe;
-        let units = most_units(&moe, self.routing.rows);
-        let routing = self.routing.params(&moe);
+        let routing = self.routing.params(&self.spec.shape.moe);
         let [q, d, sums] = input.quantised_addresses();
         if let Some((of, grid, shared)) = self.several(product.format) {
             let p = self.several_params(product, input, out);
@@ -387,7 +447,8 @@ impl CudaBackend {
             unit_expert: routing.unit_expert,
             unit_first: routing.unit_first,
             unit_places: routing.unit_places,
-            units: routing.units,
+            before: part.units[0],
+            units: part.units[1],
             rows: product.rows as u32,
             k: input.k() as u32,
             pieces: pieces.address(),
@@ -395,26 +456,35 @@ impl CudaBackend {
         let found = self.kernels.experts.grouped.iter().find(|(format, _)| *format == product.format);
         let (_, kernel) = found.expect("every format has kernels");
         let grid = match product.format.is_float() {
-            true => Grid { blocks: [product.rows.div_ceil(4) as u32, units as u32, 1], threads: 128 },
-            false => self.kernels.products.wide_grid(kernel, product.rows, units),
+            true => Grid { blocks: [product.rows.div_ceil(4) as u32, part.most as u32, 1], threads: 128 },
+            false => self.kernels.products.wide_grid(kernel, product.rows, part.most),
         };
         // SAFETY: as above.
         let queued = unsafe { kernel.launch(&self.stream, grid, &p) };
         Ok(queued.map_err(Failed::from)?)
     }
 
-    /// `silu(gate) * up` in place of the gate, in rows of `width`.
+    /// `silu(gate) * up` in place of the gate, in rows of `width`: all, or the places between two that kernels find.
     fn swiglu(
         &self,
-        gate: &Input,
-        up: DeviceSlice<f32>,
+        (gate, up): (&Input, DeviceSlice<f32>),
         width: usize,
         wanted: bool,
+        [before, end]: [u64; 2],
     ) -> Result<(), BackendError> {
         let floats = gate.floats();
         assert_eq!(floats.len(), up.len());
         let quantised = gate.target(wanted, width);
-        let p = SwigluParams { gate: floats.address(), up: up.address(), quantised, count: up.len() as u64 };
+        let p = SwigluParams {
+            gate: floats.address(),
+            up: up.address(),
+            quantised,
+            count: up.len() as u64,
+            before,
+            end,
+            width: width as u32,
+            padding: 0,
+        };
         // SAFETY: the sizes were compared above.
         unsafe { self.kernels.experts.swiglu.launch(&self.stream, Grid::threads(up.len(), 256), &p) }
             .map_err(Failed::from)?;
@@ -423,7 +493,7 @@ impl CudaBackend {
 
     /// The shared expert's last product, behind its first ones.
     pub(crate) fn shared_down(&self, down: &Matrix, room: &SharedRoom) -> Result<(), BackendError> {
-        self.swiglu(&room.hidden, room.up, down.k, any_blocks(&[*down]))?;
+        self.swiglu((&room.hidden, room.up), down.k, any_blocks(&[*down]), [0; 2])?;
         self.product(down, &room.hidden, room.shared)
     }
 

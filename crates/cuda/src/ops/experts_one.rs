@@ -6,13 +6,14 @@ use strata_quant::Format;
 
 use super::experts::SharedRoom;
 use super::input::{Input, Target};
-use super::one::{Formats, One, Split, THREADS, Wanted, brought};
+use super::one::{Formats, LINE, One, Split, THREADS, Wanted, brought};
 use super::route::{Routed, choice_room};
 use super::{ByFormat, OpError, SEGMENT, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
-use crate::weights::{Matrix, Slots};
+use crate::tiers::LayerTable;
+use crate::weights::Matrix;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -106,7 +107,7 @@ fn down_layout(
     let together = formats.together(format);
     let blocks = DOWN_BLOCKS[usize::from(together > 1)];
     let bytes = |share: usize| {
-        (4 * used * share).next_multiple_of(16) + used * (brought(share * raw) + share * terms) + grid
+        (4 * used * share).next_multiple_of(LINE) + used * (brought(share * raw) + share * terms) + grid
     };
     let even = rows.div_ceil(blocks * formats.processors);
     let share = (1..=even).rev().find(|&share| formats.allow_together(blocks, bytes(share)));
@@ -123,7 +124,7 @@ impl CudaBackend {
         router: Matrix,
         w: &ExpertWeights,
         scales: [Option<DeviceSlice<f32>>; 3],
-        slots: &Slots,
+        slots: &LayerTable,
         input: &Input,
         values: &Input,
     ) -> Option<LeftExperts> {
@@ -146,7 +147,7 @@ impl CudaBackend {
         let [q, d_x, sums] = input.quantised_addresses();
         let hidden = HiddenParams {
             slots: slots.table.address(),
-            up: slots.up as u64,
+            up: slots.layout.up as u64,
             routed,
             q,
             d: d_x,
@@ -161,7 +162,7 @@ impl CudaBackend {
         let [q, d_x, sums] = values.quantised_addresses();
         let down = DownParams {
             slots: slots.table.address(),
-            offset: slots.down as u64,
+            offset: slots.layout.down as u64,
             routed,
             q,
             d: d_x,

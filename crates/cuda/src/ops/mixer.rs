@@ -5,7 +5,7 @@ use strata_backend::{BackendError, Buffer, MixerWeights, Op, Shape, Spec, Weight
 use super::experts::ASIDE;
 use super::few::Layout;
 use super::input::{Input, Target, any_blocks};
-use super::one::{Formats, Split, THREADS, brought, code, float_room};
+use super::one::{Formats, LINE, Split, THREADS, brought, code, float_room};
 use super::{ByFormat, OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
@@ -260,7 +260,7 @@ impl OneRow {
     ) -> Option<OneRow> {
         let Shape { hidden: d, streams, mixer_rank: rank, .. } = *shape;
         let (row, wide, units) = (up.format.row_bytes(rank)?, streams * d, rank / 32);
-        let whole = rank.is_multiple_of(32) && d.is_multiple_of(32) && (d * row).is_multiple_of(16);
+        let whole = rank.is_multiple_of(32) && d.is_multiple_of(32) && (d * row).is_multiple_of(LINE);
         let floats = inject.is_none_or(|w| w.format.is_float() && w.scale.is_none());
         let divisible = wide.checked_mul(d).is_some_and(|n| n < 1 << 32);
         if down.format.is_float() || up.format.is_float() || !whole || !floats || d < 32 || !divisible {
@@ -280,7 +280,7 @@ impl OneRow {
         let descend = column + share * raw + (share * terms).max(4 * spanned * d).next_multiple_of(16) + grid;
         let rows = 32 * streams;
         let (terms, grid) = formats.terms(up.format, units);
-        let column = (rank + 8 * units + 4 * rows).next_multiple_of(16);
+        let column = (rank + 8 * units + 4 * rows).next_multiple_of(LINE);
         let narrow = column + streams * brought(32 * row) + rows * terms + grid;
         let narrow = narrow.max(if inject.is_some() { float_room(1, wide) } else { 0 });
         let parts = [(down, SEGMENT / 32), (up, units)];

@@ -6,6 +6,7 @@ mod draft;
 mod embed;
 mod experts;
 mod experts_one;
+mod fetch;
 mod few;
 mod floats;
 mod gdn;
@@ -100,6 +101,7 @@ pub(crate) struct Kernels {
     pub(crate) route: route::Route,
     pub(crate) experts: experts::Experts,
     pub(crate) experts_one: experts_one::ExpertsOne,
+    pub(crate) fetch: fetch::Fetch,
     pub(crate) draft: draft::Draft,
     pub(crate) sorter: Sorter,
 }
@@ -118,6 +120,7 @@ impl Kernels {
             route: route::Route::new(context)?,
             experts: experts::Experts::new(context)?,
             experts_one: experts_one::ExpertsOne::new(context)?,
+            fetch: fetch::Fetch::new(context)?,
             draft: draft::Draft::new(context)?,
             sorter: Sorter::new(context)?,
         })

@@ -120,9 +120,12 @@ pub(crate) fn code(format: Format) -> u32 {
     }
 }
 
-/// Bytes of shared memory that so many bytes take from whatever address. Twin: `brought` in `kernels/shared.cuh`.
+/// What memory is moved by, bytes. Twin: `LINE` in `kernels/shared.cuh`.
+pub(crate) const LINE: usize = 128;
+
+/// Bytes of shared memory that so many bytes take from whatever address, whole lines. Twin: `brought` there.
 pub(crate) fn brought(bytes: usize) -> usize {
-    (bytes + 30) / 16 * 16
+    (bytes + 2 * (LINE - 1)) / LINE * LINE
 }
 
 /// Bytes of shared memory for float rows of `k` values, `rows` at a time, and the column. Twin: `float_rows` in `kernels/one.cuh`.

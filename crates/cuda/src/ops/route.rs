@@ -1,5 +1,7 @@
 //! Routing, and grouping by expert: `kernels/route.cu`.
 
+use std::ops::Range;
+
 use strata_backend::{BackendError, Buffer, MoeShape, Spec, Weight};
 
 use super::wide::WIDE;
@@ -22,7 +24,7 @@ pub(crate) struct RoutingParams {
     pub(crate) unit_expert: u64,
     pub(crate) unit_first: u64,
     pub(crate) unit_places: u64,
-    pub(crate) units: u64,
+    unit_ends: u64,
     rows: u32,
     used: u32,
     all: u32,
@@ -109,6 +111,15 @@ pub(crate) fn most_units(moe: &MoeShape, rows: usize) -> usize {
     pairs.min(moe.experts + pairs / tile(moe, rows))
 }
 
+/// The work of consecutive experts: where their units and places start, 0 for the first, and end, as kernels find them.
+#[derive(Clone, Copy)]
+pub(crate) struct Stretch {
+    pub(crate) units: [u64; 2],
+    pub(crate) places: [u64; 2],
+    /// The most units that these can be.
+    pub(crate) most: usize,
+}
+
 /// A window's routing. It stays until the next one.
 pub(crate) struct Routing {
     experts: DeviceSlice<u32>,
@@ -119,7 +130,7 @@ pub(crate) struct Routing {
     unit_expert: DeviceSlice<u32>,
     unit_first: DeviceSlice<u32>,
     unit_places: DeviceSlice<u32>,
-    units: DeviceSlice<u32>,
+    unit_ends: DeviceSlice<u32>,
     /// One row's logits, and whether its choice has been made: 0 between its two kernels.
     pub(crate) logits: DeviceSlice<f32>,
     made: DeviceSlice<u32>,
@@ -145,7 +156,7 @@ impl Routing {
             unit_expert: room.take(units),
             unit_first: room.take(units),
             unit_places: room.take(units),
-            units: room.take(1),
+            unit_ends: room.take(moe.experts),
             logits: room.take(moe.experts),
             made: room.take(1),
             products: room.take(pairs * spec.shape.hidden),
@@ -182,12 +193,23 @@ impl Routing {
             unit_expert: self.unit_expert.address(),
             unit_first: self.unit_first.address(),
             unit_places: self.unit_places.address(),
-            units: self.units.address(),
+            unit_ends: self.unit_ends.address(),
             rows: self.rows as u32,
             used: moe.used as u32,
             all: moe.experts as u32,
             tile: tile(moe, self.rows) as u32,
         }
+    }
+
+    /// The work of some experts.
+    pub(crate) fn stretch(&self, moe: &MoeShape, experts: Range<usize>) -> Stretch {
+        let ends = |ends: DeviceSlice<u32>| {
+            let end = |count: usize| if count == 0 { 0 } else { ends.address() + 4 * (count - 1) as u64 };
+            [end(experts.start), end(experts.end)]
+        };
+        let pairs = self.rows * moe.used;
+        let most = most_units(moe, self.rows).min(experts.len() + pairs / tile(moe, self.rows));
+        Stretch { units: ends(self.unit_ends), places: ends(self.counts), most }
     }
 
     /// Whether the routing is of these rows, and grouped.

@@ -78,6 +78,7 @@ struct HiddenPiecesParams {
     out: u64,
     unit_first: u64,
     unit_places: u64,
+    before: u64,
     count: u64,
     units: u32,
     padding: u32,
@@ -90,7 +91,8 @@ pub(crate) struct Units {
     pub(crate) order: u64,
     pub(crate) first: u64,
     pub(crate) places: u64,
-    pub(crate) count: u64,
+    /// Where they start, 0 for the first, and end.
+    pub(crate) ends: [u64; 2],
     /// The most that there can be.
     pub(crate) most: usize,
 }
@@ -164,7 +166,7 @@ impl Wide {
             order: units.map_or(0, |units| units.order),
             unit_first: units.map_or(0, |units| units.first),
             unit_places: units.map_or(0, |units| units.places),
-            count: units.map_or(0, |units| units.count),
+            count: units.map_or(0, |units| units.ends[1]),
             cols: cols as u32,
             units: (k / 32) as u32,
         };
@@ -174,7 +176,7 @@ impl Wide {
         unsafe { self.pieces.launch(stream, Grid { blocks, threads: 256 }, &p) }
     }
 
-    /// Leaves `silu(gate) * up` of a routing's places, `k` values each, in pieces.
+    /// Leaves `silu(gate) * up` of a routing's places, `k` values each, in pieces: of some units, where `all` is the most that all can be.
     ///
     /// # Panics
     /// If there is no room for them.
@@ -183,17 +185,18 @@ impl Wide {
         stream: &Stream,
         [gate, up]: [DeviceSlice<f32>; 2],
         k: usize,
-        units: Units,
+        (units, all): (Units, usize),
         to: DeviceSlice<u8>,
     ) -> Result<(), DriverError> {
-        assert!(unit_piece_bytes(k, gate.len() / k, units.most) <= to.len() && gate.len() == up.len());
+        assert!(unit_piece_bytes(k, gate.len() / k, all) <= to.len() && gate.len() == up.len());
         let p = HiddenPiecesParams {
             gate: gate.address(),
             up: up.address(),
             out: to.address(),
             unit_first: units.first,
             unit_places: units.places,
-            count: units.count,
+            before: units.ends[0],
+            count: units.ends[1],
             units: (k / 32) as u32,
             padding: 0,
         };

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use strata_backend::{Build, KvFormat};
 use strata_cpu::Cpu;
-use strata_engine::{Engine, EngineConfig, EngineError, SeqId, Wants};
+use strata_engine::{Engine, EngineConfig, EngineError, Readers, SeqId, Wants};
 use strata_model::Model;
 use strata_plan::Limits;
 use strata_quant::Isa;
-use strata_topology::{Role, Topology};
+use strata_topology::{Role, Topology, spawn};
 
 /// How to run a model.
 #[derive(Debug, Clone)]
@@ -39,9 +39,9 @@ impl Rig {
         let io = assignment.set(Role::Io).clone();
         let builder = build(Cpu::new(assignment, self.isa));
         let limits = Limits { available: 4 << 30, total: 4 << 30, source: "the test".into() };
-        let spawn =
-            Box::new(move |f: Box<dyn FnOnce() + Send>| strata_topology::spawn(Role::Io, &io, "rows", f));
-        Engine::load(model, &self.config, &limits, builder, spawn, &mut |_| ControlFlow::Continue(()))
+        let readers =
+            Readers { spawn: Box::new(move |name, work| spawn(Role::Io, &io, name, work)), most: 2 };
+        Engine::load(model, &self.config, &limits, builder, readers, &mut |_| ControlFlow::Continue(()))
     }
 }
 

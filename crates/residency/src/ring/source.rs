@@ -3,31 +3,28 @@
 use std::sync::Arc;
 
 use crate::copy::read_parts;
-use crate::{ExpertId, ExpertStore, ReadAt, StoreError, Tier};
+use crate::{Blob, ExpertId, ExpertStore, ReadAt, StoreError, Tier};
 
 /// Gives experts' bytes to stagers, several at once. Errors are sentences.
 pub trait Source: Send + Sync + 'static {
-    /// How many bytes an expert has.
+    /// How many bytes a copy of an expert has.
     fn bytes(&self, id: ExpertId) -> Result<usize, String>;
 
-    /// Copies an expert, whose bytes `to` is as long as.
+    /// Copies an expert to where a copy of it has room.
     fn read(&self, id: ExpertId, to: &mut [u8]) -> Result<(), String>;
 }
 
 /// Experts are copied from memory, wherever they are: pageable memory or the mapped file.
 impl Source for ExpertStore {
     fn bytes(&self, id: ExpertId) -> Result<usize, String> {
-        Ok(self.home(id).map_err(sentence)?.expert_bytes())
+        Ok(self.home(id).map_err(sentence)?.copy_layout().bytes)
     }
 
     fn read(&self, id: ExpertId, to: &mut [u8]) -> Result<(), String> {
         let pinned = self.pin_current(id).map_err(sentence)?;
-        let blob = pinned.blob();
-        let (gate, rest) = to.split_at_mut(blob.gate.len());
-        let (up, down) = rest.split_at_mut(blob.up.len());
-        gate.copy_from_slice(blob.gate);
-        up.copy_from_slice(blob.up);
-        down.copy_from_slice(blob.down);
+        let Blob { gate, up, down } = pinned.blob();
+        let parts = self.home(id).map_err(sentence)?.cut_mut(to);
+        parts.into_iter().zip([gate, up, down]).for_each(|(part, from)| part.copy_from_slice(from));
         Ok(())
     }
 }

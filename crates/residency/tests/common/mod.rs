@@ -7,6 +7,8 @@ use strata_residency::{Blob, ExpertId, ExpertStore, HostCopy, LayerSource, Store
 pub const EXPERTS: u16 = 4;
 /// Bytes of an expert's gate, up and down part.
 const PARTS: [usize; 3] = [24, 32, 20];
+/// Bytes of a copy of an expert, whose parts each start at a multiple of 256.
+pub const COPY: usize = 768;
 
 /// An expert's bytes as they must be.
 pub struct Expected {
@@ -54,7 +56,7 @@ pub fn slots(room: usize, bytes: usize) -> Vec<Block<u8>> {
 
 /// A store of these layers with room for so many experts in its heap tier.
 pub fn store(layers: &[u16], room: usize) -> ExpertStore {
-    let mut store = ExpertStore::new(slots(room, PARTS.iter().sum()), Box::new(|| Ok(())));
+    let mut store = ExpertStore::new(slots(room, COPY), Box::new(|| Ok(())));
     for &layer in layers {
         store.add_layer(layer, source(layer)).unwrap();
     }

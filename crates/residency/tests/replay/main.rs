@@ -154,7 +154,7 @@ fn a_ranking_helps_at_the_start() {
     }
     let ranking = Ranking::of(&heat, 0);
     let hits = |heat: &Heat| {
-        let mut slots = Slots::cut(roster.clone(), ROOM as u64 * u64::from(LAYERS) * BYTES);
+        let mut slots = Slots::cut(roster.clone(), ROOM as u64 * u64::from(LAYERS) * BYTES, usize::MAX);
         for load in slots.first_loads(heat) {
             slots.begin(load).unwrap();
             slots.land(load.slot).unwrap();

@@ -63,7 +63,7 @@ pub const COSTS: Costs = Costs {
 /// The policy, with room for `room` experts per layer. A move planned after a step is done before the one after next.
 pub fn strata(events: &[Event], room: usize, setup: Setup) -> Outcome {
     let roster = roster();
-    let mut slots = Slots::cut(roster.clone(), room as u64 * u64::from(LAYERS) * BYTES);
+    let mut slots = Slots::cut(roster.clone(), room as u64 * u64::from(LAYERS) * BYTES, usize::MAX);
     let mut heat = Heat::new(&roster, setup.pace);
     for load in slots.first_loads(&heat) {
         slots.begin(load).unwrap();

@@ -17,7 +17,7 @@ pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Fa
     let asked = Asked::setting(&config);
     let planned = machine.plan(&model, &config, &asked)?;
     let (plan, spec, limits) = (&planned.plan, &planned.spec, machine.limits());
-    let fits = plan.check(limits);
+    let fits = planned.check(limits);
     let crowded_out = plan.crowded_out(limits);
     if args.json {
         print_json(&json!({
@@ -38,8 +38,10 @@ pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Fa
                 "heap": plan.bytes(Place::Heap),
                 "mapped": plan.bytes(Place::Mapped),
                 "file": plan.bytes(Place::File),
+                "device": plan.bytes(Place::Device),
             },
             "limits": limits,
+            "device_limits": planned.device,
             "notes": machine.notes(),
             "fits": fits.is_ok(),
             "crowded_out": crowded_out,
@@ -55,12 +57,11 @@ pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Fa
             plan
         );
         if fits.is_ok() {
-            out += &format!(
-                "fits: {} has {} to give, {} are taken at start\n",
-                limits.source,
-                Bytes(limits.available),
-                Bytes(plan.bytes(Place::Heap))
-            );
+            for (limits, place) in [(Some(limits), Place::Heap), (planned.device.as_ref(), Place::Device)] {
+                let Some(limits) = limits else { continue };
+                let (there, taken) = (Bytes(limits.available), Bytes(plan.bytes(place)));
+                out += &format!("fits: {} has {there} to give, {taken} are taken at start\n", limits.source);
+            }
         }
         machine.notes().iter().for_each(|note| out += &format!("note: {note}\n"));
         if crowded_out > 0 {

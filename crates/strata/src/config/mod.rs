@@ -13,6 +13,7 @@ mod words;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use strata_cuda::ExpertCache;
 use strata_engine::sampling::SamplingError;
 use strata_engine::{EngineConfig, Sampling};
 use strata_quant::Isa;
@@ -21,7 +22,7 @@ use strata_topology::Assignment;
 pub use environment::Environment;
 pub use settings::Settings;
 use settings::read_file;
-pub use words::{Bias, Device, Level, Switch, expert_home, kv_format, size, whole};
+pub use words::{Bias, Device, Level, Switch, expert_cache, expert_home, kv_format, size, whole};
 
 use crate::failure::Failure;
 
@@ -60,6 +61,8 @@ pub struct Config {
     pub device: Device,
     /// Bytes of a GPU's memory to act as if there were no more.
     pub vram_limit: Option<u64>,
+    /// Experts that a GPU keeps in its own memory.
+    pub expert_cache: ExpertCache,
     /// Bytes of a GPU's memory to leave to others.
     pub vram_reserve: u64,
     /// Instruction set path.
@@ -136,6 +139,7 @@ impl Config {
             threads,
             device: settings.device.unwrap_or_default(),
             vram_limit: settings.vram_limit,
+            expert_cache: settings.expert_cache.unwrap_or_default(),
             vram_reserve: settings.vram_reserve.unwrap_or(256 << 20),
             isa,
             log: settings.log.unwrap_or(Level::Warn),

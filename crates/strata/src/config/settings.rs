@@ -7,11 +7,12 @@ use std::str::FromStr;
 
 use serde::de::DeserializeOwned;
 use strata_backend::KvFormat;
+use strata_cuda::ExpertCache;
 use strata_engine::ExpertHome;
 use toml::{Spanned, Value};
 
 use super::environment::Environment;
-use super::words::{Bias, Device, Level, Switch, WHOLE, expert_home, kv_format, size};
+use super::words::{Bias, CACHE, Device, Level, Switch, WHOLE, expert_cache, expert_home, kv_format, size};
 use crate::failure::Failure;
 
 const NUMBER: &str = "a number";
@@ -39,6 +40,11 @@ fn switch(value: &Value) -> Option<Switch> {
         Value::String(word) => word.parse().ok(),
         _ => None,
     }
+}
+
+fn cache(value: &Value) -> Option<ExpertCache> {
+    let number = || value.as_integer().map(|number| number.to_string());
+    expert_cache(&value.as_str().map(str::to_owned).or_else(number)?).ok()
 }
 
 fn listed_biases(value: &Value) -> Option<Vec<(u32, f32)>> {
@@ -115,13 +121,15 @@ settings! {
     /// How keys and values are stored.
     kv: KvFormat, "STRATA_KV", "f32 or f16", |word| kv_format(word).ok(), plain;
     /// Where routed experts live.
-    experts: ExpertHome, "STRATA_EXPERTS", "mapped or heap", |word| expert_home(word).ok(), plain;
+    experts: ExpertHome, "STRATA_EXPERTS", "auto, mapped or heap", |word| expert_home(word).ok(), plain;
     /// Where the model is computed.
     device: Device, "STRATA_DEVICE", "auto, cpu or cuda:N", parsed, |value| parsed(value.as_str()?);
     /// Bytes of a GPU's memory to act as if there were no more.
     vram_limit: u64, "STRATA_VRAM_LIMIT", SIZE, |text| size(text).ok(), |value| size(value.as_str()?).ok();
     /// Bytes of a GPU's memory to leave to others.
     vram_reserve: u64, "STRATA_VRAM_RESERVE", SIZE, |text| size(text).ok(), |value| size(value.as_str()?).ok();
+    /// Experts that a GPU keeps in its own memory.
+    expert_cache: ExpertCache, "STRATA_EXPERT_CACHE", CACHE, |text| expert_cache(text).ok(), cache;
     /// Instruction set path.
     isa: String, "STRATA_ISA", TEXT, parsed, plain;
     /// What to log.

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::Deserialize;
 use serde::de::{IntoDeserializer, value};
 use strata_backend::KvFormat;
+use strata_cuda::ExpertCache;
 use strata_engine::ExpertHome;
 use strata_plan::Bytes;
 
@@ -146,6 +147,20 @@ pub fn size(text: &str) -> Result<u64, String> {
         Ok(Bytes(0)) => Err("it must be at least 1 byte".into()),
         Ok(Bytes(bytes)) => Ok(bytes),
         Err(why) => Err(why.to_string()),
+    }
+}
+
+/// What `--expert-cache` may be.
+pub const CACHE: &str = "auto, a number of experts, or a size with its unit";
+
+/// Reads `--expert-cache`.
+pub fn expert_cache(text: &str) -> Result<ExpertCache, String> {
+    let text = text.trim();
+    match (text, text.parse(), text.parse()) {
+        ("auto", ..) => Ok(ExpertCache::Auto),
+        (_, Ok(experts), _) => Ok(ExpertCache::Experts(experts)),
+        (.., Ok(Bytes(bytes))) => Ok(ExpertCache::Bytes(bytes)),
+        _ => Err(format!("it must be {CACHE}")),
     }
 }
 

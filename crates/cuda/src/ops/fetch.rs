@@ -1,0 +1,62 @@
+//! Experts in host memory, brought for a few rows: `kernels/fetch.cu`.
+
+use super::route::Stretch;
+use super::{OpError, module};
+use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Stream};
+use crate::tiers::LayerTable;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FetchParams {
+    slots: u64,
+    fetched: u64,
+    room: u64,
+    first: u64,
+    end: u64,
+    unit_expert: u64,
+    units: u64,
+    bytes: u32,
+    padding: u32,
+}
+
+/// The kernel.
+pub(crate) struct Fetch {
+    kernel: Kernel<FetchParams>,
+    processors: usize,
+}
+
+impl Fetch {
+    pub(crate) fn new(context: &Context) -> Result<Fetch, OpError> {
+        let processors = context.device().processors as usize;
+        Ok(Fetch { kernel: module(context, "fetch")?.kernel("strata_fetch")?, processors })
+    }
+
+    /// Brings the experts of all units to `room`, if there is room for them, and says where kernels find them then.
+    pub(crate) fn all(
+        &self,
+        stream: &Stream,
+        slots: &LayerTable,
+        (unit_expert, units): (u64, Stretch),
+        device: DeviceSlice<u8>,
+        (room, fetched): (DeviceSlice<u8>, DeviceSlice<u64>),
+    ) -> Result<Option<LayerTable>, DriverError> {
+        if units.most * slots.layout.bytes > room.len() {
+            return Ok(None);
+        }
+        let p = FetchParams {
+            slots: slots.table.address(),
+            fetched: fetched.address(),
+            room: room.address(),
+            first: device.address(),
+            end: device.address() + device.len() as u64,
+            unit_expert,
+            units: units.units[1],
+            bytes: slots.layout.bytes as u32,
+            padding: 0,
+        };
+        let grid = Grid { blocks: [self.processors as u32, 1, 1], threads: 256 };
+        // SAFETY: there is room for as many copies as there are units; `fetched` has a place for every expert.
+        unsafe { self.kernel.launch(stream, grid, &p)? };
+        Ok(Some(LayerTable { table: fetched, ..*slots }))
+    }
+}

@@ -1,0 +1,314 @@
+//! Where the GPU finds experts: in slots of its own memory, or in host memory that it reads by itself.
+//!
+//! Owns the slots, the registration of the expert store's memory, and the residency table on the device, `[layers][experts]` addresses: an
+//! expert is found through it, never through an address that was baked into a launch. Windows so wide that nearly every expert has
+//! rows don't read host memory from kernels: they get experts through the [`Ring`].
+//!
+//! Invariant: an address in the table is of a whole copy of its expert, laid out by [`CopyLayout`], that stays where it is.
+
+mod ring;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use strata_backend::{BackendError, Spec};
+use strata_plan::{Bytes, Category, Plan, Region};
+use strata_residency::{
+    CopyLayout, ExpertId, ExpertStore, Heat, LayerExperts, LayerSource, Move, Pace, Roster, Slots, Tier,
+};
+
+use crate::driver::{Context, DeviceMemory, DeviceSlice, RegisteredMemory, Stream};
+use crate::failed;
+use crate::weights::Stage;
+
+pub(crate) use ring::Ring;
+
+/// Places of the ring: copies are so far ahead of the products, and a layer is taken in about half as many parts.
+const PLACES: usize = 8;
+/// Host memory is registered in stretches of so many bytes.
+const STRETCH: usize = 1 << 30;
+
+/// How many experts the device keeps for itself, if not as many as there is room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ExpertCache {
+    /// What everything else leaves.
+    #[default]
+    Auto,
+    /// So many experts at most.
+    Experts(usize),
+    /// So many bytes at most.
+    Bytes(u64),
+}
+
+/// What there is for experts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Budget {
+    /// Bytes that the device leaves for everything.
+    pub(crate) available: u64,
+    /// What slots may take of it.
+    pub(crate) cache: ExpertCache,
+}
+
+/// A layer's experts, as kernels find them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LayerTable {
+    pub(crate) layout: CopyLayout,
+    /// The address of each expert's copy.
+    pub(crate) table: DeviceSlice<u64>,
+}
+
+/// Regions of everything that has to do with experts.
+pub(crate) struct TierRegions {
+    /// Per layer how a copy of an expert lies, where the layer has experts.
+    layouts: Vec<Option<CopyLayout>>,
+    /// Experts of a row of a table.
+    width: usize,
+    slots: Slots,
+    /// All slots, one behind the other.
+    memory: Region,
+    /// The ring, where slots are too few for all experts.
+    ring: Option<Region>,
+    /// The residency table, and behind it the ring's and that of fetched experts where there is a ring.
+    table: Region,
+}
+
+impl TierRegions {
+    /// Lays out slots for all experts, or for as many as there is room for beside everything planned before; then with a ring.
+    pub(crate) fn describe(
+        spec: &Spec,
+        experts: &[(u16, LayerSource)],
+        plan: &mut Plan,
+        budget: Budget,
+    ) -> TierRegions {
+        let (mut layouts, mut layers) = (vec![None; spec.layers.len()], Vec::new());
+        layers.resize(spec.layers.len(), LayerExperts { experts: 0, bytes: 0 });
+        for (layer, source) in experts {
+            let (layer, layout) = (usize::from(*layer), source.copy_layout());
+            layouts[layer] = Some(layout);
+            layers[layer] = LayerExperts { experts: source.experts(), bytes: layout.bytes as u64 };
+        }
+        let roster = Roster::new(layers);
+        let width = spec.shape.moe.experts;
+        let (bytes, most) = match budget.cache {
+            ExpertCache::Auto => (u64::MAX, usize::MAX),
+            ExpertCache::Experts(most) => (u64::MAX, most),
+            ExpertCache::Bytes(bytes) => (bytes, usize::MAX),
+        };
+        let table = 8 * width * spec.layers.len();
+        let left = budget.available.saturating_sub(plan.device_bytes() as u64 + 3 * table as u64);
+        let fits = roster.total_bytes() <= left.min(bytes) && roster.len() <= most;
+        let ring = (!fits).then(|| {
+            // Two layers, one that is computed with and one that comes; half of a small card.
+            let of_layer = |layer: &LayerExperts| u64::from(layer.experts) * layer.bytes;
+            let two = 2 * roster.layers().iter().map(of_layer).max().unwrap_or(0);
+            let longest = roster.layers().iter().map(|layer| layer.bytes).max().unwrap_or(0);
+            two.min(left / 2).max(PLACES as u64 * longest) as usize
+        });
+        let slots = Slots::cut(roster, left.saturating_sub(ring.unwrap_or(0) as u64).min(bytes), most);
+        TierRegions {
+            layouts,
+            width,
+            memory: plan.device(Category::Experts, "expert slots", slots.total_bytes() as usize),
+            ring: ring.map(|bytes| plan.device(Category::Experts, "expert ring", bytes)),
+            table: plan.device(
+                Category::Experts,
+                "residency table",
+                if fits { table } else { 2 * table + 8 * width },
+            ),
+            slots,
+        }
+    }
+
+    /// Whether some experts have no slot.
+    pub(crate) fn reads_host(&self) -> bool {
+        self.ring.is_some()
+    }
+}
+
+/// Where an expert's copy is.
+#[derive(Debug, Clone, Copy)]
+enum At {
+    /// In a slot: its address on the device.
+    Slot(u64),
+    /// In host memory: its addresses in this process start here.
+    Host(usize),
+}
+
+/// The experts of a model, where the GPU finds them.
+pub(crate) struct Tiers {
+    layers: Vec<Option<LayerTable>>,
+    /// For wide windows, where not all experts have slots.
+    pub(crate) ring: Option<Ring>,
+    /// All memory of the device that is the backend's.
+    pub(crate) device: DeviceSlice<u8>,
+    /// Its work may read host memory.
+    stream: Stream,
+    _host: Arc<HostMemory>,
+}
+
+impl Tiers {
+    /// Fills the slots, and makes host memory known to the GPU where experts have to be read from there.
+    pub(crate) fn load(
+        regions: TierRegions,
+        memory: &DeviceMemory,
+        store: &Arc<ExpertStore>,
+        stage: &mut Stage,
+        context: &Context,
+        stream: &Stream,
+    ) -> Result<Tiers, BackendError> {
+        let TierRegions { layouts, width, slots, memory: all, ring, table } = regions;
+        let place = |region: Region| memory.part::<u8>(region.offset(), region.bytes());
+        let roster = slots.roster();
+        let copy = |id: ExpertId| layouts[usize::from(id.layer)].expect("a layer with experts");
+
+        let mut at = vec![None; roster.len()];
+        for Move { slot, load: id, .. } in slots.first_loads(&Heat::new(roster, Pace::default())) {
+            let (start, CopyLayout { up, down, bytes }) = (slots.start(slot) as usize, copy(id));
+            let to = place(all).range(start..start + bytes);
+            let pinned = store.pin_current(id)?;
+            let blob = pinned.blob();
+            for (first, part) in [(0, blob.gate), (up, blob.up), (down, blob.down)] {
+                stage.upload(stream, part, to.range(first..first + part.len()))?;
+            }
+            at[roster.number(id).expect("the roster's own")] = Some(At::Slot(to.address()));
+        }
+        let host = Arc::new(HostMemory::register(store, context, ring.is_some())?);
+        let homes = roster.ids().zip(at).map(|(id, at)| match at {
+            Some(slot) => Ok((id, slot)),
+            None => Ok((id, At::Host(host.find(id, copy(id).bytes)?))),
+        });
+        let at: Vec<(ExpertId, At)> = homes.collect::<Result<_, BackendError>>()?;
+
+        let count = width * layouts.len();
+        let tables: DeviceSlice<u64> = place(table).cast();
+        let mut table = |first: usize, addresses: &[u64]| -> Result<_, BackendError> {
+            let table = tables.range(first..first + count);
+            let mut rows = vec![0u64; count];
+            for ((id, _), address) in at.iter().zip(addresses) {
+                rows[usize::from(id.layer) * width + usize::from(id.expert)] = *address;
+            }
+            stage.upload(stream, bytemuck::cast_slice(&rows), table.cast())?;
+            let row = |layer: usize| table.range(layer * width..(layer + 1) * width);
+            let layer = |(layer, layout): (usize, &Option<CopyLayout>)| {
+                layout.map(|layout| LayerTable { layout, table: row(layer) })
+            };
+            Ok(layouts.iter().enumerate().map(layer).collect::<Vec<_>>())
+        };
+        let seen = |&(_, at): &(ExpertId, At)| match at {
+            At::Slot(address) => address,
+            At::Host(start) => host.device(start),
+        };
+        let layers = table(0, &at.iter().map(seen).collect::<Vec<_>>())?;
+        let ring = match ring {
+            None => None,
+            Some(region) => {
+                let (chunks, addresses) = ring::cut(place(region), &host, &at, &|id| copy(id).bytes);
+                let room = (place(region), tables.range(2 * count..2 * count + width));
+                Some(Ring::new(context, chunks, table(count, &addresses)?, room, &host).map_err(failed)?)
+            }
+        };
+        stream.synchronize().map_err(failed)?;
+        Ok(Tiers { layers, ring, device: memory.slice(), stream: stream.share(), _host: host })
+    }
+
+    /// A layer's experts.
+    pub(crate) fn layer(&self, layer: u16) -> Result<LayerTable, BackendError> {
+        find_layer(&self.layers, layer)
+    }
+}
+
+fn find_layer(layers: &[Option<LayerTable>], layer: u16) -> Result<LayerTable, BackendError> {
+    let found = layers.get(usize::from(layer)).copied().flatten();
+    found.ok_or_else(|| failed(format!("layer {layer} has no experts")))
+}
+
+impl Drop for Tiers {
+    fn drop(&mut self) {
+        // What fails here has failed before.
+        let _ = self.stream.synchronize();
+    }
+}
+
+/// The expert store's memory, as far as the GPU reads it.
+struct HostMemory {
+    /// By their addresses. Given up before the memory is.
+    stretches: Vec<RegisteredMemory>,
+    store: Arc<ExpertStore>,
+}
+
+impl HostMemory {
+    /// Registers the memory of the store's heap tier, if it is wanted.
+    fn register(
+        store: &Arc<ExpertStore>,
+        context: &Context,
+        wanted: bool,
+    ) -> Result<HostMemory, BackendError> {
+        let mut memory = HostMemory { stretches: Vec::new(), store: Arc::clone(store) };
+        let spans = if wanted { store.heap_spans() } else { &[] };
+        for span in spans {
+            let page = rustix::param::page_size();
+            let pages = span.start / page * page..span.end.next_multiple_of(page);
+            for start in pages.clone().step_by(STRETCH) {
+                let stretch = start..pages.end.min(start + STRETCH);
+                // SAFETY: pages of the store's memory, which lives as long as this and longer than the registration.
+                let registered = unsafe { RegisteredMemory::new(context, stretch.clone()) };
+                memory.stretches.push(registered.map_err(|error| {
+                    failed(format!(
+                        "{} of experts in memory could not be pinned for it: {error}; {} were before; raise the limit (`ulimit -l`), or \
+                         give --device cpu",
+                        Bytes(stretch.len() as u64),
+                        Bytes((start - pages.start) as u64),
+                    ))
+                })?);
+            }
+        }
+        Ok(memory)
+    }
+
+    /// The stretch that an address is in.
+    fn stretch(&self, address: usize) -> Option<&RegisteredMemory> {
+        let at = self.stretches.partition_point(|stretch| stretch.host().end <= address);
+        self.stretches.get(at).filter(|stretch| stretch.host().contains(&address))
+    }
+
+    /// Whether a stretch starts with this address.
+    fn starts_at(&self, address: usize) -> bool {
+        self.stretch(address).is_some_and(|stretch| stretch.host().start == address)
+    }
+
+    /// Where an expert's copy starts, which the GPU can read.
+    fn find(&self, id: ExpertId, bytes: usize) -> Result<usize, BackendError> {
+        let pinned = self.store.pin_current(id)?;
+        let start = pinned.blob().gate.as_ptr().expose_provenance();
+        let reached = self.pieces(start..start + bytes).try_fold(None, |behind, (stretch, piece)| {
+            let (from, to) = (stretch?.device(piece.start)?, piece.len() as u64);
+            behind.is_none_or(|behind| behind == from).then_some(Some(from + to))
+        });
+        match reached {
+            Some(_) if pinned.tier() == Tier::Heap => Ok(start),
+            _ => Err(failed(format!(
+                "expert {} of layer {} is not in memory that it reads",
+                id.expert, id.layer
+            ))),
+        }
+    }
+
+    /// Where the GPU sees an address that was found.
+    fn device(&self, address: usize) -> u64 {
+        self.stretch(address).and_then(|stretch| stretch.device(address)).expect("an address of `find`")
+    }
+
+    /// Addresses, cut where stretches meet.
+    fn pieces(
+        &self,
+        mut addresses: Range<usize>,
+    ) -> impl Iterator<Item = (Option<&RegisteredMemory>, Range<usize>)> {
+        std::iter::from_fn(move || {
+            let stretch = self.stretch(addresses.start);
+            let end = stretch.map_or(addresses.end, |stretch| stretch.host().end.min(addresses.end));
+            let piece = addresses.start..end;
+            addresses.start = end;
+            (!piece.is_empty()).then_some((stretch, piece))
+        })
+    }
+}

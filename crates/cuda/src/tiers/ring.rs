@@ -1,0 +1,213 @@
+//! Experts on their way through device memory: for windows in which nearly every expert has rows, each crosses the link once.
+//!
+//! The ring is cut into equal places. A layer's experts that have no slot come in chunks, by number, a chunk into a place; which one is known
+//! from the start, so that a table of addresses says where kernels find each while it is there. A stream of its own copies ahead, as many
+//! chunks as there are places; each place has one event for "it is there" and one for "it has been used", and each stream waits for the
+//! other's. Nothing waits on the host.
+//!
+//! Invariant: a place is written only behind all work that read what was there before.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use strata_backend::BackendError;
+use strata_plan::DEVICE_ALIGNMENT;
+use strata_residency::ExpertId;
+
+use super::{At, HostMemory, LayerTable, PLACES, find_layer};
+use crate::driver::{Context, DeviceSlice, DriverError, Event, Stream};
+
+/// Consecutive experts of a layer, whose copies fill a place at most.
+pub(super) struct Chunk {
+    layer: usize,
+    experts: Range<usize>,
+    /// What to copy from host memory, each from one registration, and to where.
+    pieces: Vec<(Range<usize>, DeviceSlice<u8>)>,
+}
+
+impl Chunk {
+    /// Adds an expert's copy; what lies side by side on both sides is one piece.
+    fn add(&mut self, host: &HostMemory, from: Range<usize>, to: DeviceSlice<u8>) {
+        let first = from.start;
+        for (_, from) in host.pieces(from) {
+            let to = to.range(from.start - first..from.end - first);
+            match self.pieces.last_mut() {
+                Some((before, place))
+                    if before.end == from.start
+                        && place.address() + place.len() as u64 == to.address()
+                        && !host.starts_at(from.start) =>
+                {
+                    before.end = from.end;
+                    *place = place.joined(to);
+                }
+                _ => self.pieces.push((from, to)),
+            }
+        }
+    }
+}
+
+struct Place {
+    arrived: Event,
+    used: Event,
+}
+
+/// The ring.
+pub(crate) struct Ring {
+    memory: DeviceSlice<u8>,
+    /// Where kernels find experts that were fetched, by their number in the layer.
+    fetched: DeviceSlice<u64>,
+    copies: Stream,
+    /// All layers' one after the other. Chunk `i` has place `i` of the ring, counted round and round.
+    chunks: Vec<Chunk>,
+    places: Vec<Place>,
+    /// Where kernels find each expert while it is there.
+    layers: Vec<Option<LayerTable>>,
+    /// The chunk that is used next, and the first one whose copies aren't queued. Equal where nothing is under way.
+    next: usize,
+    ahead: usize,
+    lent: bool,
+    _host: Arc<HostMemory>,
+}
+
+/// Cuts all layers into chunks for a ring in `memory`, and the address of each expert while its chunk is there.
+pub(super) fn cut(
+    memory: DeviceSlice<u8>,
+    host: &HostMemory,
+    experts: &[(ExpertId, At)],
+    bytes: &dyn Fn(ExpertId) -> usize,
+) -> (Vec<Chunk>, Vec<u64>) {
+    let room = memory.len() / PLACES / DEVICE_ALIGNMENT * DEVICE_ALIGNMENT;
+    let (mut chunks, mut filled, mut addresses) = (Vec::<Chunk>::new(), 0, Vec::new());
+    for &(id, at) in experts {
+        let (layer, expert) = (usize::from(id.layer), usize::from(id.expert));
+        let needed = if matches!(at, At::Host(_)) { bytes(id) } else { 0 };
+        if chunks.last().is_none_or(|chunk| chunk.layer != layer || filled + needed > room) {
+            chunks.push(Chunk { layer, experts: expert..expert, pieces: Vec::new() });
+            filled = 0;
+        }
+        let start = (chunks.len() - 1) % PLACES * room + filled;
+        let chunk = chunks.last_mut().expect("pushed above");
+        chunk.experts.end = expert + 1;
+        addresses.push(match at {
+            At::Slot(address) => address,
+            At::Host(from) => {
+                let to = memory.range(start..start + needed);
+                chunk.add(host, from..from + needed, to);
+                to.address()
+            }
+        });
+        filled += needed;
+    }
+    (chunks, addresses)
+}
+
+impl Ring {
+    /// A ring for these chunks, and the table of their experts' addresses.
+    pub(super) fn new(
+        context: &Context,
+        chunks: Vec<Chunk>,
+        layers: Vec<Option<LayerTable>>,
+        (memory, fetched): (DeviceSlice<u8>, DeviceSlice<u64>),
+        host: &Arc<HostMemory>,
+    ) -> Result<Ring, DriverError> {
+        let place = || Ok(Place { arrived: Event::new(context)?, used: Event::new(context)? });
+        let places = (0..PLACES).map(|_| place()).collect::<Result<_, DriverError>>()?;
+        let copies = Stream::new(context)?;
+        Ok(Ring {
+            memory,
+            fetched,
+            copies,
+            chunks,
+            places,
+            layers,
+            next: 0,
+            ahead: 0,
+            lent: false,
+            _host: Arc::clone(host),
+        })
+    }
+
+    /// A layer's chunks.
+    pub(crate) fn chunks(&self, layer: u16) -> Range<usize> {
+        let layer = usize::from(layer);
+        let first = |layer| self.chunks.partition_point(|chunk| chunk.layer < layer);
+        first(layer)..first(layer + 1)
+    }
+
+    /// Which experts a chunk has.
+    pub(crate) fn experts(&self, chunk: usize) -> Range<usize> {
+        self.chunks[chunk].experts.clone()
+    }
+
+    /// Where a layer's experts are while their chunk is there.
+    pub(crate) fn layer(&self, layer: u16) -> Result<LayerTable, BackendError> {
+        find_layer(&self.layers, layer)
+    }
+
+    /// Starts over with the first layer: a window begins. What an earlier one left unused is forgotten.
+    pub(crate) fn start(&mut self, compute: &Stream) -> Result<(), DriverError> {
+        self.start_at(0, compute)?;
+        self.feed()
+    }
+
+    /// Has what is queued next wait for a chunk.
+    pub(crate) fn arrive(&mut self, chunk: usize, compute: &Stream) -> Result<(), DriverError> {
+        if chunk != self.next || self.lent {
+            self.start_at(chunk, compute)?;
+        }
+        self.feed()?;
+        self.places[chunk % PLACES].arrived.hold(compute)
+    }
+
+    /// A chunk has been used by all that is queued: another may take its place.
+    pub(crate) fn used(&mut self, chunk: usize, compute: &Stream) -> Result<(), DriverError> {
+        self.places[chunk % PLACES].used.record(compute)?;
+        self.next = chunk + 1;
+        self.feed()
+    }
+
+    /// Lends the ring to what is queued next, until the next window begins or goes on: copies that are under way end first, and will be made again.
+    pub(crate) fn lend(&mut self, compute: &Stream) -> Result<(), DriverError> {
+        if self.next != self.ahead {
+            self.places.iter().try_for_each(|place| place.arrived.hold(compute))?;
+            self.ahead = self.next;
+        }
+        self.lent = true;
+        Ok(())
+    }
+
+    /// The ring's memory, and a table of addresses, for whom it was lent to.
+    pub(crate) fn room(&self) -> (DeviceSlice<u8>, DeviceSlice<u64>) {
+        (self.memory, self.fetched)
+    }
+
+    /// Goes on with another chunk than the next one: whatever was queued may still read any place.
+    fn start_at(&mut self, chunk: usize, compute: &Stream) -> Result<(), DriverError> {
+        self.places.iter().try_for_each(|place| place.used.record(compute))?;
+        (self.next, self.ahead, self.lent) = (chunk, chunk, false);
+        Ok(())
+    }
+
+    /// Queues copies for as many chunks as there are places.
+    fn feed(&mut self) -> Result<(), DriverError> {
+        while self.ahead < self.chunks.len().min(self.next + PLACES) {
+            let (chunk, place) = (&self.chunks[self.ahead], &self.places[self.ahead % PLACES]);
+            place.used.hold(&self.copies)?;
+            for (from, to) in &chunk.pieces {
+                // SAFETY: a piece of one registration, which lives as long as `_host`; copies of experts don't change there. Whoever drops
+                // this waits for the copies.
+                unsafe { self.copies.queue_registered(from.start, *to)? };
+            }
+            place.arrived.record(&self.copies)?;
+            self.ahead += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // What fails here has failed before.
+        let _ = self.copies.synchronize();
+    }
+}
