@@ -9,6 +9,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
 
 /// The same file that the CPU's kernels have.
 #[allow(dead_code)]
@@ -37,36 +39,49 @@ fn main() {
         .collect();
     sources.sort();
     let architectures = architectures();
-    // What an image is made of; one that is there already, of the same, is not made again.
-    let of = |source: &Path| format!("{}\n{architectures:?}\n{}", nvcc.display(), text(source, &out));
-    let running: Vec<_> = sources
-        .iter()
-        .map(|source| {
-            let image = out.join(source.with_extension("fatbin").file_name().expect("sources have names"));
-            let made = (image.with_extension("made"), of(source));
-            if image.is_file() && fs::read_to_string(&made.0).is_ok_and(|before| before == made.1) {
-                return (source, image, made, None);
-            }
-            let mut command = Command::new(&nvcc);
-            command.args(["-std=c++17", "-O3", "-fmad=false", "--fatbin", "--threads", "0", "-I"]).arg(&out);
-            command.args(&architectures).arg(source).arg("-o").arg(&image);
-            let process = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", nvcc.display()));
-            (source, image, made, Some(process))
-        })
-        .collect();
-    let mut images = String::from("&[\n");
-    for (source, image, made, process) in running {
-        if let Some(mut process) = process {
-            let ended = process.wait().expect("nvcc was started");
-            assert!(ended.success(), "{} does not compile: nvcc ended with {ended}", source.display());
-            fs::write(made.0, made.1).expect("OUT_DIR can be written");
+    let version = Command::new(&nvcc).arg("--version").output().map(|said| said.stdout).unwrap_or_default();
+    let compile = |source: &Path| {
+        let image = image_of(source, &out);
+        // What an image is made of; one that is there already, of the same, is not made again.
+        let of = format!("{}\n{architectures:?}\n{}", String::from_utf8_lossy(&version), text(source, &out));
+        let made = image.with_extension("made");
+        if image.is_file() && fs::read_to_string(&made).is_ok_and(|before| before == of) {
+            return;
         }
-        let name = source.file_stem().expect("sources have names").display();
+        let mut command = Command::new(&nvcc);
+        command.args(["-std=c++17", "-O3", "-fmad=false", "--fatbin", "--threads", "0", "-I"]).arg(&out);
+        command.args(&architectures).arg(source).arg("-o").arg(&image);
+        let ended = command.status().unwrap_or_else(|error| panic!("{}: {error}", nvcc.display()));
+        assert!(ended.success(), "{} does not compile: nvcc ended with {ended}", source.display());
+        fs::write(made, of).expect("OUT_DIR can be written");
+    };
+    let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
+    let next = Mutex::new(sources.iter());
+    thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                loop {
+                    let source = next.lock().expect("no compiler holds it").next();
+                    let Some(source) = source else { return };
+                    compile(source);
+                }
+            });
+        }
+    });
+    let mut images = String::from("&[\n");
+    for source in &sources {
+        let (name, image) =
+            (source.file_stem().expect("sources have names").display(), image_of(source, &out));
         writeln!(images, "    ({:?}, include_bytes!({:?})),", name.to_string(), image.display().to_string())
             .unwrap();
     }
     fs::write(out.join("images.rs"), images + "]").expect("OUT_DIR can be written");
     println!("cargo::rustc-cfg=kernels");
+}
+
+/// What a source is compiled to.
+fn image_of(source: &Path, out: &Path) -> PathBuf {
+    out.join(source.with_extension("fatbin").file_name().expect("sources have names"))
 }
 
 /// A source with all that it includes of ours.

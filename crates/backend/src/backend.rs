@@ -65,7 +65,10 @@ pub trait Backend: Send {
     fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError>;
 
     /// The point after everything submitted so far.
-    fn fence(&mut self) -> Fence;
+    ///
+    /// # Errors
+    /// Something submitted since the last fence could not be queued: its window is lost.
+    fn fence(&mut self) -> Result<Fence, BackendError>;
 
     /// Sleeps until everything before `fence` is done.
     fn wait(&mut self, fence: Fence) -> Result<(), BackendError>;

@@ -26,4 +26,4 @@ pub use counters::{Counters, Family, FamilyCount};
 pub use handle::{Buffer, Checkpoint, Layer, SeqSlot, Weight};
 pub use op::{ExpertWeights, GdnWeights, MixerWeights, NgramWeights, Op, QsaWeights, SharedWeights};
 pub use shape::{BufferSpec, GdnShape, KvFormat, LayerState, MoeShape, NgramShape, QsaShape, Shape, Spec};
-pub use window::{Cut, Span, Window};
+pub use window::{Cut, Span, Window, check_spans};

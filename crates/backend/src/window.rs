@@ -4,7 +4,7 @@
 //! transaction: ops read a sequence's committed state and write its pending state, and only [`crate::Backend::commit`]
 //! makes the pending one the sequence's own.
 
-use crate::{Checkpoint, SeqSlot};
+use crate::{Checkpoint, SeqSlot, Spec};
 
 /// Consecutive tokens of one sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,4 +52,29 @@ impl Window {
         self.spans.push(span);
         self.spans.last_mut().expect("a span was pushed")
     }
+}
+
+/// Checks a window's spans against what there is, and counts their rows. Backends do it before they touch a sequence's memory.
+///
+/// # Errors
+/// A sentence: a span is out of order, of a sequence that there isn't, or longer than the context; or its cuts are.
+pub fn check_spans(spec: &Spec, spans: &[Span]) -> Result<usize, String> {
+    let mut rows = 0;
+    for (i, span) in spans.iter().enumerate() {
+        let twice = spans[..i].iter().any(|other| other.slot == span.slot);
+        let end = span.start.checked_add(span.rows);
+        let beyond = span.slot.0 as usize >= spec.sequences || end.is_none_or(|end| end > spec.context);
+        let ascending = span.cuts.windows(2).all(|pair| pair[0].after < pair[1].after);
+        let inside =
+            |cut: &Cut| (1..=span.rows).contains(&cut.after) && (cut.to.0 as usize) < spec.checkpoints;
+        let cut = ascending && span.cuts.iter().all(inside);
+        if span.row != rows || span.rows == 0 || twice || beyond || !cut {
+            return Err(format!("span {i} of the window is out of order or out of range: {span:?}"));
+        }
+        rows += span.rows;
+    }
+    if rows > spec.window.max(spec.sequences) {
+        return Err(format!("a window of {rows} rows where there is room for {}", spec.window));
+    }
+    Ok(rows)
 }

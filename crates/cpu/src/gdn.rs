@@ -6,7 +6,7 @@
 //! Rounding, beyond the contract's lane-32 dots: taps accumulate by FMA from zero, oldest first; `q` is scaled by
 //! `1 / sqrt(key_dim)` after its norm; a state column is decayed (one product), read, updated by FMA, read again.
 
-use strata_backend::{BackendError, Buffer, GdnShape, GdnWeights, Layer, Shape, Span};
+use strata_backend::{BackendError, Buffer, GdnShape, GdnWeights, Layer, Shape, Span, check_spans};
 use strata_quant::{Isa, dispatch, lanes, math};
 
 use crate::backend::CpuBackend;
@@ -43,7 +43,7 @@ impl CpuBackend {
         u: Buffer,
         y: Buffer,
     ) -> Result<usize, BackendError> {
-        let rows = crate::spans::check(&self.spec, spans)?;
+        let rows = check_spans(&self.spec, spans).map_err(failed)?;
         let team = self.crew.team();
         let Shape { hidden: d, norm_eps: eps, .. } = self.spec.shape;
         let g = self.spec.shape.gdn.ok_or_else(|| failed("a GDN op for a model without GDN layers"))?;

@@ -6,7 +6,7 @@
 //! Rounding, beyond the contract: the gate's dot is lane-32, then divided by `sqrt(D)`; taps accumulate by FMA from zero,
 //! oldest first; `x += gated value + convolved`, that sum first.
 
-use strata_backend::{BackendError, Buffer, Layer, NgramShape, NgramWeights, Shape, Span};
+use strata_backend::{BackendError, Buffer, Layer, NgramShape, NgramWeights, Shape, Span, check_spans};
 use strata_quant::{Format, dequantise, dispatch, lanes, math};
 
 use crate::backend::CpuBackend;
@@ -47,7 +47,7 @@ impl CpuBackend {
         spans: &[Span],
         x: Buffer,
     ) -> Result<usize, BackendError> {
-        let rows = crate::spans::check(&self.spec, spans)?;
+        let rows = check_spans(&self.spec, spans).map_err(failed)?;
         let team = self.crew.team();
         let Shape { hidden: d, streams: s, norm_eps: eps, .. } = self.spec.shape;
         let g = self.spec.shape.ngram.ok_or_else(|| failed("an n-gram op for a model without n-grams"))?;

@@ -3,7 +3,7 @@
 //! Owns the order of the op: projections, norms and rotation; appending to the caches; per row the choice of keys
 //! ([`crate::select`]) and attention over them ([`crate::attend`]); output gate and projection.
 
-use strata_backend::{BackendError, Buffer, Layer, QsaShape, QsaWeights, Shape, Span};
+use strata_backend::{BackendError, Buffer, Layer, QsaShape, QsaWeights, Shape, Span, check_spans};
 use strata_quant::{dispatch, math};
 
 use crate::attend::{self, Attended, CHUNK};
@@ -55,7 +55,7 @@ impl CpuBackend {
         u: Buffer,
         y: Buffer,
     ) -> Result<usize, BackendError> {
-        let rows = crate::spans::check(&self.spec, spans)?;
+        let rows = check_spans(&self.spec, spans).map_err(failed)?;
         let team = self.crew.team();
         let Shape { hidden: d, norm_eps: eps, ref qsa, .. } = self.spec.shape;
         let q = qsa.as_ref().ok_or_else(|| failed("an attention op for a model without attention"))?;

@@ -5,9 +5,8 @@
 
 use std::ops::Range;
 
-use strata_backend::{BackendError, Checkpoint, Layer, Span, Spec};
+use strata_backend::{Checkpoint, Layer, Span};
 
-use crate::failed;
 use crate::state::State;
 
 /// Rows of one span inside a piece of the window.
@@ -100,28 +99,4 @@ impl Piece {
         let portion = &self.portions[self.bounds.partition_point(|&end| end as usize <= row) - 1];
         (portion, portion.position + row - portion.row)
     }
-}
-
-/// Checks a window's spans against what there is, and counts their rows.
-pub(crate) fn check(spec: &Spec, spans: &[Span]) -> Result<usize, BackendError> {
-    let mut rows = 0;
-    for (i, span) in spans.iter().enumerate() {
-        let twice = spans[..i].iter().any(|other| other.slot == span.slot);
-        let beyond = span.slot.0 as usize >= spec.sequences || span.start + span.rows > spec.context;
-        let ascending = span.cuts.windows(2).all(|pair| pair[0].after < pair[1].after);
-        let inside = |cut: &strata_backend::Cut| {
-            (1..=span.rows).contains(&cut.after) && (cut.to.0 as usize) < spec.checkpoints
-        };
-        if span.row != rows
-            || span.rows == 0
-            || twice
-            || beyond
-            || !ascending
-            || !span.cuts.iter().all(inside)
-        {
-            return Err(failed(format!("span {i} of the window is out of order or out of range: {span:?}")));
-        }
-        rows += span.rows;
-    }
-    Ok(rows)
 }

@@ -199,7 +199,7 @@ __device__ void down(const DownParams& p) {
     // Loads that are used last start first.
     const bool ends = threadIdx.x < rows;
     const float shared = ends ? p.shared[first + threadIdx.x] : 0.0f, scalar = ends ? *p.scalar : 0.0f;
-    arrival.wait(0, false);
+    arrival.wait(0, 0);
     for (uint32_t i = slot; i < used && slot < across; i += across) {
         const uint8_t* at = raw + i * piece + in_line(rows_of[i]);
         for (int group = mine; group < groups; group += lanes) {

@@ -1,4 +1,4 @@
-// Dense products of F32, F16 and BF16 weights with two columns or more; one alone is `products.cu`'s.
+// Dense products of F32, F16 and BF16 weights with two columns or more; one alone is `one.cu`'s.
 #include "floats.cuh"
 #include "shared.cuh"
 

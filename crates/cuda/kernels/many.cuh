@@ -259,7 +259,7 @@ struct Many {
     }
 };
 
-/// Tiles of 128 rows and up to 128 columns. Twins: `WIDE` and `Products::wide_grid`.
+/// Tiles of 128 rows and up to 128 columns, or 64 at a time. Twins: `WIDE` and `Products::wide_grid`.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 template <class F>
 using Wide = Hopper<F>;

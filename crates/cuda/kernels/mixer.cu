@@ -182,7 +182,7 @@ struct DescendParams {
 
 /// The first half of a mixer's read for one row: the norms, and the products with `down` of one segment of the contract
 /// for some rows. Each block of threads norms and quantises its segment for itself, which is less than waiting for
-/// another kernel. Grid: segments, rows. Twin of what it lays out: `descend_room` in `ops/mixer.rs`.
+/// another kernel. Grid: segments, rows. Twin of what it lays out: `OneRow::new` in `ops/mixer.rs`.
 template <class F>
 __device__ void descend(const DescendParams& p) {
     using Rows = One<F>;
@@ -300,7 +300,7 @@ __device__ void descend(const DescendParams& p) {
         }
     }
     __syncthreads();
-    arrival.wait(0, false);
+    arrival.wait(0, 0);
     const Rows one(terms, int(p.share), int(units), 0, grid);
     const int groups = int(units) / Rows::SHARE, slot = p.split.slot(), across = int(p.split.across);
     if (slot < across) {
@@ -365,7 +365,7 @@ __device__ inline void inject(const NarrowParams& p, uint8_t* room, uint32_t str
 }
 
 /// The rest of a mixer's read for one row, behind the products with `down`: gates, the products with `up`, the mix. A
-/// block of threads has the same 32 values of all streams. Twin of what it lays out: `narrow_room` in `ops/mixer.rs`.
+/// block of threads has the same 32 values of all streams. Twin of what it lays out: `OneRow::new` in `ops/mixer.rs`.
 template <class F>
 __device__ void narrow(const NarrowParams& p) {
     extern __shared__ __align__(LINE) uint8_t room[];
@@ -441,7 +441,7 @@ __device__ void narrow(const NarrowParams& p) {
         p.x[s * p.width + j + lane] = p.moved[s * p.width + j + lane];
     }
     __syncthreads();
-    arrival.wait(0, false);
+    arrival.wait(0, 0);
     const int groups = units / Rows::SHARE, slot = p.split.slot(), across = int(p.split.across);
     if (slot < across) {
         for (int group = p.split.group(); group < groups; group += int(p.split.lanes)) {

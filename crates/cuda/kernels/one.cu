@@ -39,7 +39,8 @@ __device__ inline Columns make_hidden(const OneParams& p, uint8_t* room) {
         const uint32_t i = base + threadIdx.x % WARP * 4;
         float4 gate = {}, up = {};
         if (i < p.k) {
-            gate = *reinterpret_cast<const float4*>(p.gate + i), up = *reinterpret_cast<const float4*>(p.up + i);
+            // Past the first-level cache, where another layer's may lie: nobody has waited for the kernel in front.
+            gate = __ldcg(reinterpret_cast<const float4*>(p.gate + i)), up = __ldcg(reinterpret_cast<const float4*>(p.up + i));
         }
         const float four[4] = {swiglu(gate.x, up.x), swiglu(gate.y, up.y), swiglu(gate.z, up.z), swiglu(gate.w, up.w)};
         const QuantisedSeveral block = quantise_several(four);

@@ -62,23 +62,6 @@ __device__ inline void start_copy(void* to, const void* from) {
     start_copy<BYTES>(shared_at(to), from);
 }
 
-/// Starts a copy of `BYTES`, of which only `there` are read; the others become zeros.
-template <int BYTES>
-__device__ inline void start_copy(void* to, const void* from, int there) {
-#if __CUDA_ARCH__ >= 800
-    if constexpr (BYTES == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_at(to)), "l"(from), "r"(there)
-                     : "memory");
-    } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_at(to)), "l"(from), "n"(BYTES),
-                     "r"(there)
-                     : "memory");
-    }
-#else
-    static_assert(BYTES == 0, "for GPUs with such copies only");
-#endif
-}
-
 /// Ends a group: the copies that this thread started since the last one.
 __device__ inline void end_copies() {
 #if __CUDA_ARCH__ >= 800

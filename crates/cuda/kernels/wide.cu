@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(256) strata_add_segments(const __gr
     p.out[i] = sum;
 }
 
-/// Twin: `src/ops/experts.rs`.
+/// Twin: `src/ops/wide.rs`.
 struct HiddenPiecesParams {
     /// `[places][units * 32]`
     const float* gate;
@@ -126,13 +126,16 @@ constexpr uint32_t NUMBER = std::is_same_v<K, plain>            ? 0
                             : std::is_same_v<K, split>          ? 5
                                                                 : 6;
 
+/// Other GPUs load these kernels too, but have nothing to run, nor that much shared memory.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define STRATA_RUN(K) OfDecoded<K>::run(p)
+#define STRATA_SHARED(K) sizeof(OfDecoded<K>::Shared)
 #else
 #define STRATA_RUN(K)
+#define STRATA_SHARED(K) 0
 #endif
 #define STRATA_KIND(K)                                                                         \
-    extern "C" __device__ uint32_t strata_decoded_##K##_shared = sizeof(OfDecoded<K>::Shared); \
+    extern "C" __device__ uint32_t strata_decoded_##K##_shared = STRATA_SHARED(K);             \
     extern "C" __global__ void __launch_bounds__(OfDecoded<K>::THREADS, 1)                     \
         strata_decoded_##K(const __grid_constant__ DecodedParams p) {                          \
         STRATA_RUN(K);                                                                         \

@@ -90,6 +90,7 @@ impl Build for Cuda {
         spec.shape.qsa.as_ref().map_or(Ok(()), ops::check_attention)?;
         spec.shape.gdn.as_ref().map_or(Ok(()), ops::check_gdn)?;
         ops::check_routing(&spec.shape.moe)?;
+        ops::check_window(spec)?;
         ops::check_ngram(&spec.shape, self.kernels.products.one.formats.shared)?;
         let budget = Budget { available: self.limits.available, cache: self.expert_cache };
         Ok(memory::describe(spec, weights, experts, plan, (self.kernels.products.in_pieces(), budget)))
@@ -156,8 +157,6 @@ pub(crate) struct CudaBackend {
     /// Points in the order of ops that nobody has waited for yet, and how many there were.
     fences: VecDeque<(Fence, Event)>,
     fenced: u64,
-    /// Why a fence could not be set: whoever waits for it is told.
-    failure: Option<BackendError>,
     /// Ops of short windows that wait for somebody to want their results.
     waiting: Vec<Waiting>,
     recordings: Recordings,
@@ -232,7 +231,6 @@ impl CudaBackend {
             counters: Counters::default(),
             fences: VecDeque::new(),
             fenced: 0,
-            failure: None,
             waiting: Vec::new(),
             recordings: Recordings::default(),
             started: false,
@@ -263,9 +261,11 @@ impl CudaBackend {
     ) -> Result<(), BackendError> {
         self.start_of_side.hold(&self.side).map_err(failed)?;
         std::mem::swap(&mut self.stream, &mut self.side);
-        let done = work(self).and_then(|()| self.end_of_side.record(&self.stream).map_err(failed));
+        let done = work(self);
+        let done = self.end_of_side.record(&self.stream).map_err(failed).and(done);
         std::mem::swap(&mut self.stream, &mut self.side);
-        done.and_then(|()| self.end_of_side.hold(&self.stream).map_err(failed))
+        // Also for what was queued before a failure: it uses the same memory.
+        done.and(self.end_of_side.hold(&self.stream).map_err(failed))
     }
 
     /// The first `rows` rows of a buffer of `width` floats each.
@@ -323,8 +323,15 @@ impl CudaBackend {
 
     /// Queues all that was submitted.
     fn flush(&mut self) -> Result<(), BackendError> {
-        self.flush_waiting()?;
-        self.write_left(None)
+        self.context.enter().map_err(failed)?;
+        let queued = self.flush_waiting().and_then(|()| self.write_left(None));
+        queued.inspect_err(|_| self.forget())
+    }
+
+    /// Drops what ops have left for others: one of their window failed.
+    fn forget(&mut self) {
+        self.waiting.clear();
+        (self.left, self.left_route, self.left_experts, self.fresh) = (None, None, None, None);
     }
 
     /// Queues what waits: as a recording, where the same work came before.
@@ -406,10 +413,10 @@ impl CudaBackend {
             Op::Head { rows, .. } => self.inputs.ids(&self.stream, Ids::HeadRows, rows).map(|_| ()),
             Op::Ngram { spans, table_rows, .. } => {
                 self.inputs.table_rows(&self.stream, table_rows)?;
-                self.inputs.window(&self.stream, spans, &self.state).map(|_| ())
+                self.inputs.window(&self.stream, (&self.spec, &self.state), spans).map(|_| ())
             }
             Op::Gdn { spans, .. } | Op::Qsa { spans, .. } => {
-                self.inputs.window(&self.stream, spans, &self.state).map(|_| ())
+                self.inputs.window(&self.stream, (&self.spec, &self.state), spans).map(|_| ())
             }
             _ => Ok(()),
         }
@@ -467,8 +474,8 @@ impl Backend for CudaBackend {
     fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError> {
         self.context.enter().map_err(failed)?;
         if rows(op) > MOST_ROWS {
-            self.flush_waiting()?;
-            return self.queue_timed(op);
+            let queued = self.flush_waiting().and_then(|()| self.queue_timed(op));
+            return queued.inspect_err(|_| self.forget());
         }
         let waiting = Waiting::new(op);
         if waiting.collides(&self.waiting) {
@@ -483,26 +490,23 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
-    fn fence(&mut self) -> Fence {
+    fn fence(&mut self) -> Result<Fence, BackendError> {
         self.started = false;
+        self.flush()?;
+        let event = self.event()?;
+        event.record(&self.stream).map_err(failed)?;
         self.fenced += 1;
-        let fence = Fence(self.fenced);
-        let set = self.flush().and_then(|()| {
-            let event = self.event()?;
-            event.record(&self.stream).map_err(failed)?;
-            self.fences.push_back((fence, event));
-            Ok(())
-        });
-        self.failure = self.failure.take().or(set.err());
-        fence
+        self.fences.push_back((Fence(self.fenced), event));
+        Ok(Fence(self.fenced))
     }
 
     fn wait(&mut self, fence: Fence) -> Result<(), BackendError> {
+        self.context.enter().map_err(failed)?;
         while let Some((_, event)) = self.fences.pop_front_if(|(set, _)| *set <= fence) {
             event.wait().map_err(failed)?;
             self.spare.push(event);
         }
-        self.failure.take().map_or(Ok(()), Err)
+        Ok(())
     }
 
     fn read(&mut self, buffer: Buffer, first: usize, out: &mut [f32]) -> Result<(), BackendError> {

@@ -101,7 +101,6 @@ fn every_call_may_fail() {
         "unregister_host",
         "context_release",
         "context_flags",
-        "module_variable",
         "graph_destroy",
     ];
     assert!(failed > 100 && ignored.iter().flatten().all(|call| may.contains(call)), "{ignored:?}");

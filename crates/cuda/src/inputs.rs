@@ -2,12 +2,12 @@
 //! recorded work can be replayed.
 
 use bytemuck::{Pod, Zeroable};
-use strata_backend::{BackendError, Checkpoint, Span, Spec};
-use strata_plan::{Category, Plan, Region};
+use strata_backend::{BackendError, Checkpoint, Span, Spec, check_spans};
+use strata_plan::{Category, Place, Plan, Region};
 
-use crate::Failed;
 use crate::driver::{Context, DeviceMemory, DeviceSlice, DriverError, Event, PinnedMemory, Stream};
 use crate::state::State;
+use crate::{Failed, failed};
 
 /// A row of the window. Twin: `kernels/window.cuh`.
 #[repr(C)]
@@ -78,14 +78,20 @@ impl InputRegions {
     /// Lays out the inputs.
     pub(crate) fn describe(spec: &Spec, plan: &mut Plan) -> InputRegions {
         let rows = spec.window.max(spec.sequences);
-        let mut region = |bytes| plan.device(Category::Window, "inputs", bytes);
-        InputRegions {
-            ids: [region(4 * rows), region(4 * rows), region(4 * rows)],
-            table: region(table_bytes(spec) * rows),
-            rows: region(size_of::<Row>() * rows),
-            versions: region(4 * spec.layers.len() * spec.sequences),
-            portions: region(size_of::<Portion>() * portions(spec)),
-        }
+        let before = plan.device_bytes();
+        let mut region =
+            |each: usize, count: usize| plan.device(Category::Window, "inputs", each.saturating_mul(count));
+        let regions = InputRegions {
+            ids: [region(4, rows), region(4, rows), region(4, rows)],
+            table: region(table_bytes(spec), rows),
+            rows: region(size_of::<Row>(), rows),
+            versions: region(4 * spec.layers.len(), spec.sequences),
+            portions: region(size_of::<Portion>(), portions(spec)),
+        };
+        // Two pinned buffers each, and what was brought last.
+        let on_host = 3 * (plan.device_bytes() - before) as u64;
+        plan.item(Category::Window, "inputs on the host", Place::Heap, on_host);
+        regions
     }
 }
 
@@ -203,8 +209,8 @@ impl Inputs {
     pub(crate) fn window(
         &mut self,
         stream: &Stream,
+        (spec, state): (&Spec, &State),
         spans: &[Span],
-        state: &State,
     ) -> Result<OnDevice, BackendError> {
         match &self.held {
             Some((held, epoch, window)) if held == spans && *epoch == state.epoch => {
@@ -212,6 +218,7 @@ impl Inputs {
             }
             _ => {}
         }
+        check_spans(spec, spans).map_err(failed)?;
         let window = self.put(stream, spans, state).map_err(Failed::from)?;
         self.held = Some((spans.to_vec(), state.epoch, window.clone()));
         Ok(window)

@@ -425,8 +425,8 @@ impl Engine {
             self.free.extend(Vec::<Passing>::into_iter(given_up).map(|p| p.checkpoint));
         }
         let backend = &mut self.machine.backend;
-        let last = backend.fence();
-        if let Err(error) = backend.wait(last).and_then(|()| backend.commit(&flight.window.spans)) {
+        let done = backend.fence().and_then(|last| backend.wait(last));
+        if let Err(error) = done.and_then(|()| backend.commit(&flight.window.spans)) {
             self.abort(flight);
             return Err(error.into());
         }

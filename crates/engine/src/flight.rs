@@ -93,7 +93,7 @@ impl Flight {
         machine: &mut Machine,
     ) -> Result<bool, EngineError> {
         let more = self.advance(graph, lookup, machine)?;
-        if let Some(before) = self.behind.replace(machine.backend.fence()) {
+        if let Some(before) = self.behind.replace(machine.backend.fence()?) {
             machine.backend.wait(before)?;
         }
         Ok(more)

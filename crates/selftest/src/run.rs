@@ -10,7 +10,7 @@ use strata_cuda::driver::Device;
 use strata_cuda::{Cuda, ExpertCache, Room};
 use strata_engine::{EngineConfig, Sampling};
 use strata_quant::{Format, Isa};
-use strata_synth::geometry::{Attention, Gdn, Indexer, Moe};
+use strata_synth::geometry::{Attention, Gdn, Indexer, LayerKind, Moe};
 use strata_synth::{Geometry, Mix, Options};
 
 use crate::ops::{self, Multiplies, OnCpu, OnGpu};
@@ -39,9 +39,9 @@ pub fn run(device: &Device, tell: &mut dyn FnMut(Line) -> ControlFlow<()>) -> Re
     }
     drop(gpu);
     let folder = tempfile::tempdir()?;
-    for mix in mixes() {
-        let path = model(folder.path(), mix)?;
-        if small_model(&path, mix, device, tell)?.is_break() {
+    for (name, geometry, mix) in models() {
+        let path = model(folder.path(), geometry, mix)?;
+        if small_model(&path, &name, device, tell)?.is_break() {
             return Ok(());
         }
     }
@@ -74,9 +74,12 @@ fn single_ops(
     Ok(ControlFlow::Continue(()))
 }
 
-/// The mixes of the small models: two that published files have, and one without block formats.
-fn mixes() -> [Mix; 3] {
-    ["ud-iq3_xxs", "ud-q4_k_xl", "bf16"].map(|name| name.parse().expect("mixes that exist"))
+/// The small models: in two mixes that published files have, and one without block formats; and one whose layers are as wide inside as a real
+/// model's, for the kernels of those widths.
+fn models() -> Vec<(String, Geometry, Mix)> {
+    let mix = |name: &str| name.parse::<Mix>().expect("a mix that exists");
+    let all = ["ud-iq3_xxs", "ud-q4_k_xl", "bf16"].map(|name| (name.to_owned(), geometry(), mix(name)));
+    all.into_iter().chain([("wide".to_owned(), wide_geometry(), mix("ud-iq3_xxs"))]).collect()
 }
 
 /// A model with every part, wide enough for blocks of 256, whose attention selects beyond 32 tokens.
@@ -98,10 +101,33 @@ fn geometry() -> Geometry {
     }
 }
 
+/// Flash-Next inside a layer: the widths of streams, heads, keys and experts. Few of everything.
+fn wide_geometry() -> Geometry {
+    Geometry {
+        name: "wide".to_owned(),
+        hidden: 2560,
+        layers: 3,
+        pattern: vec![LayerKind::Gdn, LayerKind::Gdn, LayerKind::Qsa],
+        low_rank: 320,
+        attention: Attention {
+            heads: 24,
+            kv_heads: 2,
+            head_dim: 256,
+            rotary: 64,
+            rope_sections: [11, 11, 10],
+            ..Geometry::tiny().attention
+        },
+        indexer: Indexer { heads: 4, dim: 128, budget: 64, ratio: 4 },
+        gdn: Gdn { key_heads: 2, value_heads: 6, key_dim: 128, value_dim: 128, conv_kernel: 4 },
+        moe: Moe { experts: 8, used: 2, width: 640, shared_width: 640 },
+        ..Geometry::tiny()
+    }
+}
+
 /// Writes a small model of this mix, with a draft block, into a folder.
-pub(crate) fn model(folder: &Path, mix: Mix) -> Result<PathBuf, CheckError> {
-    let path = folder.join(format!("{mix}.gguf"));
-    let options = Options { draft: true, overwrite: true, ..Options::new(geometry(), mix, 3) };
+pub(crate) fn model(folder: &Path, geometry: Geometry, mix: Mix) -> Result<PathBuf, CheckError> {
+    let path = folder.join(format!("{}-{mix}.gguf", geometry.name));
+    let options = Options { draft: true, overwrite: true, ..Options::new(geometry, mix, 3) };
     strata_synth::write(&options, &path, &mut |_| {}, &AtomicBool::new(false))?;
     Ok(path)
 }
@@ -115,7 +141,7 @@ pub fn samplings() -> [(&'static str, Sampling); 3] {
 /// The model, op by op below and beyond what attention selects, in long windows and in short ones; then unwatched.
 fn small_model(
     path: &Path,
-    mix: Mix,
+    name: &str,
     device: &Device,
     tell: &mut dyn FnMut(Line) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>, CheckError> {
@@ -150,7 +176,7 @@ fn small_model(
         let started = Instant::now();
         let [mut ours, mut theirs] = engines()?;
         let mut unwatched = |what: &str, work: &dyn Fn(&mut strata_engine::Engine) -> _| {
-            whole::unwatched(&format!("{mix}, {what}"), [&mut ours, &mut theirs], work)
+            whole::unwatched(&format!("{name}, {what}"), [&mut ours, &mut theirs], work)
         };
         let tokens = &tokens[..read];
         steps
@@ -165,10 +191,32 @@ fn small_model(
     }
     families.insert("replayed steps", steps);
     for (family, (found, time)) in families {
-        let line = Line { of: mix.to_string(), what: family.into(), found, time };
+        let line = Line { of: name.to_owned(), what: family.into(), found, time };
         if tell(line).is_break() {
             return Ok(ControlFlow::Break(()));
         }
     }
     Ok(ControlFlow::Continue(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_engine::Wants;
+
+    use super::*;
+
+    /// Oracle: the CPU backend, which takes any geometry that makes sense: all models can be written and read.
+    #[test]
+    fn the_models_can_be_run() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, geometry, mix) in models() {
+            let path = model(folder.path(), geometry, mix).unwrap();
+            let config = EngineConfig { context: Some(16), draft: true, ..EngineConfig::default() };
+            let mut engine = whole::engine(&path, &config, whole::cpu().unwrap()).unwrap();
+            let seq = engine.open().unwrap();
+            let read = engine
+                .forward(seq, &ids(384, 3), Wants::Last, &mut |_, logits| assert!(logits[0].is_finite()));
+            assert!(read.is_ok(), "{name}: {read:?}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -95,19 +96,22 @@ pub fn op_by_op(
 
     let found = Arc::new(Mutex::new(PerFamily::new()));
     let (all, to) = (expected.len(), Arc::clone(&found));
-    let (mut theirs, mut op, mut since) = (expected.into_iter(), 0, Instant::now());
+    let seen = Arc::new(AtomicUsize::new(0));
+    let (mut theirs, mut since) = (expected.into_iter(), Instant::now());
     let see = {
-        let what = what.clone();
+        let (what, seen) = (what.clone(), Arc::clone(&seen));
         move |(family, ours): Written| {
+            let op = seen.fetch_add(1, Relaxed);
             let mut found = to.lock().unwrap_or_else(PoisonError::into_inner);
             let (found, time) = found.entry(name(family)).or_default();
-            let expected = theirs.next().and_then(|(_, values)| values.ok()).unwrap_or_default();
-            // A device that fails says so to the engine too, which ends the run.
-            let ours = ours.unwrap_or_default();
-            if !ours.is_empty() || !expected.is_empty() {
-                found.floats(format_args!("{what}, op {op} of {all}, {}", family.name()), &ours, &expected);
+            let what = format_args!("{what}, op {op} of {all}, {}", family.name());
+            match (ours, theirs.next()) {
+                (Ok(ours), Some((_, Ok(theirs)))) if ours.is_empty() && theirs.is_empty() => {}
+                (Ok(ours), Some((_, Ok(theirs)))) => found.floats(what, &ours, &theirs),
+                (ours, theirs) => {
+                    found.exactly(what, &[ours.is_ok()], &[theirs.is_some_and(|(_, read)| read.is_ok())])
+                }
             }
-            op += 1;
             *time += since.elapsed();
             since = Instant::now();
         }
@@ -118,6 +122,7 @@ pub fn op_by_op(
     let started = Instant::now();
     let (state, time) = found.entry("saved state").or_default();
     state.exactly(format_args!("{what}, saved state"), &our_state, &their_state);
+    state.exactly(format_args!("{what}, how many ops there were"), &[seen.load(Relaxed)], &[all]);
     *time += started.elapsed();
     Ok(found)
 }

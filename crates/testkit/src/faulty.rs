@@ -107,7 +107,7 @@ impl Backend for Faulty<Box<dyn Backend>> {
         self.0.submit(op)
     }
 
-    fn fence(&mut self) -> Fence {
+    fn fence(&mut self) -> Result<Fence, BackendError> {
         self.0.fence()
     }
 

@@ -16,6 +16,8 @@ const PREFERRED_SHARED: i32 = 9;
 const WAITS: i32 = 90;
 /// The kernel may start while the one in front of it in its stream still runs.
 static EARLY: LaunchAttribute = LaunchAttribute { id: 6, value: [1, 0, 0, 0, 0, 0, 0, 0] };
+/// There is no such name.
+const NOT_FOUND: i32 = 500;
 /// No code for the GPU in the image; PTX that the driver can't compile, or is too old for.
 const NO_BINARY: [i32; 4] = [209, 218, 221, 222];
 
@@ -84,13 +86,17 @@ impl Module {
             call!(table, module_function(&mut raw, self.0.raw, function.as_ptr()))?;
             call!(table, function_parameter(raw, 0, &mut offset, &mut size))?;
             // All kernels want as much shared memory as there is: a multiprocessor that has to divide its first-level cache anew between two
-            // kernels can't run both at once. (No difference was measured yet: docs/experiments.md.)
+            // kernels can't run both at once. Eight answers together ran at 681 tokens/s with this, 663 without (docs/experiments.md).
             call!(table, function_set(raw, PREFERRED_SHARED, 100))?;
             call!(table, function_get(&mut threads, MAX_THREADS, raw))?;
             call!(table, function_get(&mut code, CODE_OF, raw))?;
-            if (table.module_variable)(&mut at, &mut len, self.0.raw, variable.as_ptr()) == 0 {
-                call!(table, read(std::ptr::from_mut(&mut shared).cast(), at, size_of::<u32>()))?;
-                call!(table, function_set(raw, MAX_DYNAMIC_SHARED, shared as i32))?;
+            match (table.module_variable)(&mut at, &mut len, self.0.raw, variable.as_ptr()) {
+                0 => {
+                    call!(table, read(std::ptr::from_mut(&mut shared).cast(), at, size_of::<u32>()))?;
+                    call!(table, function_set(raw, MAX_DYNAMIC_SHARED, shared as i32))?;
+                }
+                NOT_FOUND => {}
+                code => return Err(DriverError::of(table, "module_variable", code)),
             }
         }
         assert_eq!(size, size_of::<P>(), "the parameter of {name}");
@@ -158,8 +164,9 @@ pub struct Kernel<P> {
 unsafe impl<P> Send for Kernel<P> {}
 
 impl<P: Copy> Kernel<P> {
-    /// Has it start while the kernel in front of it still runs, on GPUs that can, if its code knows of that: code of an older architecture,
-    /// which the driver compiled for this GPU, doesn't. The kernel calls `ready()` before it touches anything that another kernel reads or writes.
+    /// Has it start while kernels in front of it still run, on GPUs that can, if its code knows of that: code of an older architecture,
+    /// which the driver compiled for this GPU, doesn't. Before the kernel calls `ready()` it writes nothing, and reads nothing that a kernel
+    /// writes which may still run.
     pub fn early(self) -> Kernel<P> {
         Kernel { early: self.waits, ..self }
     }

@@ -69,7 +69,7 @@ pub enum DriverError {
 const OUT_OF_MEMORY: table::Code = 2;
 /// Errors after which the driver answers nothing but errors in this context: uncorrectable memory and link errors, contexts that are gone,
 /// and whatever a kernel does that ends it.
-const STICKY: [table::Code; 14] = [4, 201, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719];
+const STICKY: [table::Code; 13] = [4, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719];
 
 impl DriverError {
     /// What a code that isn't success means.

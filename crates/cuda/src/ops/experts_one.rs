@@ -204,21 +204,37 @@ impl CudaBackend {
         // has a place for each.
         unsafe { hidden.launch_with(&self.stream, left.grids[0], left.shared[0] as u32, &left.hidden) }
             .map_err(Failed::from)?;
-        // It finds room beside the kernel in front, which lets it start when the products above are there.
+        let queued = self.combine_chosen(&left, down, room, y);
+        if queued.is_err() {
+            // The choice would be taken for the next one's.
+            self.routing.start(&self.stream).map_err(Failed::from)?;
+        }
+        queued
+    }
+
+    /// The last products, behind the choice.
+    fn combine_chosen(
+        &self,
+        left: &LeftExperts,
+        down: Matrix,
+        room: &SharedRoom,
+        y: DeviceSlice<f32>,
+    ) -> Result<(), BackendError> {
+        // It finds room beside the kernel in front, which lets it start when the products before are there.
         let wanted = Wanted::new(&down, room.shared);
         let one = &self.kernels.products.one;
         if !one.launch_hidden(&self.stream, &wanted, [room.gate, room.up]).map_err(Failed::from)? {
             self.shared_down(&down, room)?;
         }
-        let (shared, scalar) = (room.shared.address(), room.scalar.address());
-        let p = DownParams { shared, scalar, y: y.address(), ..left.down };
+        let p = DownParams {
+            shared: room.shared.address(),
+            scalar: room.scalar.address(),
+            y: y.address(),
+            ..left.down
+        };
         let kernel = &self.kernels.experts_one.0.of(left.formats[1]).down;
         // SAFETY: as above; `shared` and `y` are one row each.
         let queued = unsafe { kernel.launch_with(&self.stream, left.grids[1], left.shared[1] as u32, &p) };
-        if queued.is_err() {
-            // The choice would be taken for the next one's.
-            self.routing.start(&self.stream).map_err(Failed::from)?;
-        }
         Ok(queued.map_err(Failed::from)?)
     }
 }

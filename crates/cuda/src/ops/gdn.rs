@@ -197,7 +197,7 @@ impl CudaBackend {
         let gamma = self.weights.floats(w.norm, g.value_dim)?;
         let taps = self.weights.floats(w.conv, channels * g.conv_kernel)?;
 
-        let window = self.inputs.window(&self.stream, spans, &self.state)?;
+        let window = self.inputs.window(&self.stream, (&self.spec, &self.state), spans)?;
         let rows = window.count;
         let (u, y) = (self.buffer(u, rows, d)?, self.buffer(y, rows, d)?);
         let room = Room::new(&self.spec.shape, &g, u, &mut self.room());

@@ -21,7 +21,7 @@ mod route;
 mod sample;
 mod wide;
 
-use strata_backend::Spec;
+use strata_backend::{BackendError, Shape, Spec};
 use strata_quant::Format;
 
 pub(crate) use experts_one::LeftExperts;
@@ -34,6 +34,7 @@ pub(crate) use route::{Routing, check as check_routing};
 pub use sample::Sorter;
 
 use crate::driver::{Context, DeviceSlice, DriverError, Module};
+use crate::failed;
 use crate::scratch::Scratch;
 
 /// The kernels of this build, by the name of their source; none where no compiler was found.
@@ -124,6 +125,15 @@ impl Kernels {
             draft: draft::Draft::new(context)?,
             sorter: Sorter::new(context)?,
         })
+    }
+}
+
+/// Whether the widest window's values can be counted as kernels count them.
+pub(crate) fn check_window(spec: &Spec) -> Result<(), BackendError> {
+    let (rows, &Shape { hidden, streams, .. }) = (spec.window.max(spec.sequences), &spec.shape);
+    match rows.checked_mul(streams * hidden).and_then(|values| u32::try_from(values).ok()) {
+        Some(_) => Ok(()),
+        None => Err(failed(format!("windows of {rows} rows are more than it can count: lower the window"))),
     }
 }
 

@@ -109,7 +109,7 @@ impl CudaBackend {
         let norms = [w.norm_key, w.norm_query, w.norm_conv].map(|w| self.weights.floats(w, wide));
         let [norm_key, norm_query, norm_conv] = norms;
         let taps = self.weights.floats(w.conv, wide * g.conv_kernel)?;
-        let window = self.inputs.window(&self.stream, spans, &self.state)?;
+        let window = self.inputs.window(&self.stream, (&self.spec, &self.state), spans)?;
         let rows = window.count;
         if format.row_bytes(g.row).map(|n| n * g.heads * rows) != Some(table_rows.len()) {
             let found = table_rows.len();

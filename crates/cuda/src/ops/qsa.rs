@@ -257,7 +257,7 @@ impl CudaBackend {
         let [q_norm, k_norm] = [w.q_norm, w.k_norm].map(|w| self.weights.floats(w, q.head_dim));
         let [iq_norm, ik_norm] = [w.index_q_norm, w.index_k_norm].map(|w| self.weights.floats(w, di));
 
-        let window = self.inputs.window(&self.stream, spans, &self.state)?;
+        let window = self.inputs.window(&self.stream, (&self.spec, &self.state), spans)?;
         let rows = window.count;
         let (u, y) = (self.buffer(u, rows, d)?, self.buffer(y, rows, d)?);
         let room = Room::new(&self.spec, &q, block, u, &mut self.room());

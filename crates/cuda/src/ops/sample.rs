@@ -61,7 +61,7 @@ impl Sorter {
         zeros_alike: bool,
         room: [DeviceSlice<u64>; 2],
     ) -> Result<DeviceSlice<u64>, DriverError> {
-        assert!(values.len() == rows * width && keep <= width && keep <= CHUNK / 2);
+        assert!(values.len() == rows * width && (1..=width.min(CHUNK / 2)).contains(&keep));
         let (mut from, mut round) = (None::<DeviceSlice<u64>>, 0);
         loop {
             let chunks = width.div_ceil(CHUNK);

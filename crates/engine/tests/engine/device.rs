@@ -81,8 +81,8 @@ impl Backend for Late<Box<dyn Backend>> {
         Ok(())
     }
 
-    fn fence(&mut self) -> Fence {
-        Fence(self.1.ops[0].load(SeqCst))
+    fn fence(&mut self) -> Result<Fence, BackendError> {
+        Ok(Fence(self.1.ops[0].load(SeqCst)))
     }
 
     fn wait(&mut self, fence: Fence) -> Result<(), BackendError> {
@@ -95,7 +95,7 @@ impl Backend for Late<Box<dyn Backend>> {
     }
 
     fn read(&mut self, buffer: Buffer, first: usize, out: &mut [f32]) -> Result<(), BackendError> {
-        let all = self.fence();
+        let all = self.fence()?;
         self.wait(all)?;
         self.0.read(buffer, first, out)
     }
