@@ -28,9 +28,9 @@ use crate::weights::Weights;
 
 /// The CPU, not yet built into a backend: which threads compute, with which instructions.
 pub struct Cpu {
-    assignment: Assignment,
-    isa: Isa,
-    grain: usize,
+    pub(crate) assignment: Assignment,
+    pub(crate) isa: Isa,
+    pub(crate) grain: usize,
 }
 
 impl Cpu {

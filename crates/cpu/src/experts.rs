@@ -14,7 +14,7 @@ use strata_quant::{Columns, Format, Matrix, dispatch, lanes, math};
 use strata_residency::{ExpertId, ExpertStore, Pinned};
 
 use crate::backend::CpuBackend;
-use crate::bench::{Scratch, Spread, Team};
+use crate::bench::{Bench, Scratch, Spread, Team};
 use crate::route::Routing;
 use crate::shared::{Grid, Job, run, run_on};
 use crate::{failed, weights};
@@ -27,6 +27,43 @@ pub(crate) fn unit_floats(shape: &Shape, tile: usize) -> usize {
 /// Floats of a worker's tile in the combination: gate, up, the shared expert's product.
 pub(crate) fn combine_floats(shape: &Shape, tile: usize) -> usize {
     tile * (2 * shape.moe.shared_width + shape.hidden)
+}
+
+/// Units of consecutive places: the row of each place, the expert of each unit, and where the units' places start and end.
+pub(crate) struct Units<'a> {
+    pub(crate) order: &'a [u32],
+    pub(crate) experts: &'a [u32],
+    pub(crate) bounds: &'a [u32],
+}
+
+/// The outputs of units' experts, whose weights have no scales, into `out`, `[places][D]`: all workers on each stage. The bench has a place for
+/// each unit's columns.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn together(
+    team: Team<'_>,
+    store: &ExpertStore,
+    (layer, formats): (Layer, &ExpertWeights),
+    (d, moe): (usize, MoeShape),
+    Units { order, experts, bounds }: Units<'_>,
+    u: &[f32],
+    out: &mut [f32],
+    bench: &mut Bench,
+) -> Result<(), BackendError> {
+    let stage = Stage {
+        store,
+        layer,
+        formats: *formats,
+        scales: [None; 3],
+        d,
+        moe,
+        u,
+        order,
+        units: experts,
+        bounds,
+        error: OnceLock::new(),
+    };
+    stage.together(team, 0..experts.len(), out, bench.whole());
+    stage.error.into_inner().map_or(Ok(()), Err)
 }
 
 /// What every unit needs.

@@ -24,6 +24,7 @@ mod embed;
 mod experts;
 mod gdn;
 mod head;
+mod helper;
 mod memory;
 mod mixer;
 mod ngram;
@@ -41,6 +42,7 @@ mod taps;
 mod weights;
 
 pub use backend::Cpu;
+pub use helper::CpuHelper;
 pub use memory::Described;
 
 use strata_backend::BackendError;

@@ -1,6 +1,7 @@
 // The routed experts of one row: gate, up and SwiGLU; then down, the sum over experts, and the shared expert. An
 // expert's address comes from the residency table.
 #include "choose.cuh"
+#include "desk.cuh"
 #include "one.cuh"
 
 namespace strata {
@@ -29,6 +30,9 @@ struct HiddenParams {
     const float* up_scales;
     /// `[used][width]`, quantised.
     Target hidden;
+    /// Who computes experts that are in host memory; and the row as it was.
+    Desk desk;
+    const float* u;
     uint32_t width, k;
     Split split;
 };
@@ -64,20 +68,46 @@ __device__ void hidden(const HiddenParams& p) {
     const Rows one(terms, rows, units, 0, grid);
     ready();
     const Choice choice = choose(routed.logits, routed.all, routed.used, room);
-    __shared__ uint32_t experts[WARP];
-    if (threadIdx.x < routed.used) {
-        experts[threadIdx.x] = choice.expert;
-        if (blockIdx.x == 0 && blockIdx.y == 0) {
-            routed.experts[threadIdx.x] = choice.expert, routed.shares[threadIdx.x] = choice.share;
+    __shared__ uint32_t experts[WARP], helped;
+    const bool tells = blockIdx.x == 0 && blockIdx.y == 0;
+    if (threadIdx.x < WARP) {
+        const bool chosen = threadIdx.x < routed.used;
+        uint32_t which = 0;
+        if (p.desk.words != nullptr) {
+            which = p.desk.split(chosen ? p.slots[choice.expert] : 0, chosen, threadIdx.x);
+        }
+        if (chosen) {
+            experts[threadIdx.x] = choice.expert;
+        }
+        if (threadIdx.x == 0) {
+            helped = which;
+        }
+        if (tells) {
+            if (chosen) {
+                routed.experts[threadIdx.x] = choice.expert, routed.shares[threadIdx.x] = choice.share;
+            }
+            if (threadIdx.x == 0 && p.desk.words != nullptr) {
+                *p.desk.helped = which;
+            }
             __threadfence();
         }
     }
     __syncthreads();
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
+    if (tells && threadIdx.x == 0) {
         asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(routed.made), "r"(1) : "memory");
     }
     // Not before: the kernel behind wants to know the experts.
     pass();
+    if (tells && p.desk.words != nullptr) {
+        p.desk.ask(helped, experts, routed.used, p.u, p.k);
+    }
+    if ((helped >> blockIdx.y & 1) != 0) {
+        // Nothing may still be on its way to a block that has ended.
+        if (F::GRID > 0) {
+            book.wait(0, 0);
+        }
+        return;
+    }
     const uint32_t expert = experts[blockIdx.y];
     const uint8_t* from = reinterpret_cast<const uint8_t*>(p.slots[expert]) + size_t(first) * row_bytes;
     Arrival::over_written();
@@ -124,6 +154,45 @@ __device__ void hidden(const HiddenParams& p) {
     }
 }
 
+/// What the host's answers wait with.
+struct AnswersParams {
+    Desk desk;
+    const uint32_t* made;
+    uint32_t width;
+};
+
+/// Waits for the host, if it was asked, and brings its outputs. One block of threads.
+extern "C" __global__ void __launch_bounds__(256) strata_answers(const __grid_constant__ AnswersParams p) {
+    __shared__ uint32_t which;
+    pass();
+    if (threadIdx.x == 0) {
+        uint32_t made;
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(made) : "l"(p.made) : "memory");
+        if (made == 0) {
+            ready();
+        }
+        which = __ldcg(p.desk.helped);
+        while (which != 0 && Desk::hear(p.desk.words + ANSWERED) == 0) {
+            __nanosleep(100);
+        }
+    }
+    __syncthreads();
+    uint32_t left = which;
+    for (uint32_t from = 0; left != 0; from++) {
+        const uint32_t place = __ffs(left) - 1;
+        left &= left - 1;
+        for (uint32_t i = threadIdx.x * 4; i < p.width; i += blockDim.x * 4) {
+            *reinterpret_cast<float4*>(p.desk.outputs + place * p.width + i) =
+                __ldcv(reinterpret_cast<const float4*>(p.desk.answers + from * p.width + i));
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && which != 0) {
+        Desk::say(p.desk.words + ANSWERED, 0);
+    }
+    ready();
+}
+
 struct DownParams {
     const uint64_t* slots;
     /// Where the rows of down start in a slot.
@@ -137,6 +206,9 @@ struct DownParams {
     const float* scalar;
     /// `[rows]`
     float* y;
+    /// Null, or a bit for each expert whose output is in `outputs`, `[used][rows]`.
+    const uint32_t* helped;
+    const float* outputs;
     /// Rows, and those of a block of threads.
     uint32_t rows, share, k;
     Split split;
@@ -176,6 +248,7 @@ __device__ void down(const DownParams& p) {
     // the first-level cache, where another layer's may lie.
     __shared__ const uint8_t* rows_of[WARP];
     __shared__ float shares[WARP];
+    __shared__ uint32_t helped;
     if (threadIdx.x < used) {
         uint32_t made;
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(made) : "l"(routed.made) : "memory");
@@ -185,10 +258,18 @@ __device__ void down(const DownParams& p) {
         shares[threadIdx.x] = __ldcg(routed.shares + threadIdx.x);
         const uint64_t slot = __ldcg(p.slots + __ldcg(routed.experts + threadIdx.x));
         rows_of[threadIdx.x] = reinterpret_cast<const uint8_t*>(slot + p.offset) + size_t(first) * row_bytes;
+        if (threadIdx.x == 0) {
+            helped = p.helped == nullptr ? 0 : __ldcg(p.helped);
+        }
     }
     __syncthreads();
+    const uint32_t elsewhere = helped;
     for (uint32_t i = 0; i < used; i++) {
-        arrival.bring(raw + i * piece, rows_of[i], rows * row_bytes);
+        if ((elsewhere >> i & 1) != 0) {
+            arrival.bring_none();
+        } else {
+            arrival.bring(raw + i * piece, rows_of[i], rows * row_bytes);
+        }
     }
     const int groups = units / Rows::SHARE, lanes = int(p.split.lanes), across = int(p.split.across);
     const int mine = p.split.group(), slot = p.split.slot();
@@ -201,6 +282,9 @@ __device__ void down(const DownParams& p) {
     const float shared = ends ? p.shared[first + threadIdx.x] : 0.0f, scalar = ends ? *p.scalar : 0.0f;
     arrival.wait(0, 0);
     for (uint32_t i = slot; i < used && slot < across; i += across) {
+        if ((elsewhere >> i & 1) != 0) {
+            continue;
+        }
         const uint8_t* at = raw + i * piece + in_line(rows_of[i]);
         for (int group = mine; group < groups; group += lanes) {
             typename Rows::Column column;
@@ -219,7 +303,9 @@ __device__ void down(const DownParams& p) {
         float y = 0.0f;
 #pragma unroll 4
         for (uint32_t i = 0; i < used; i++) {
-            y = fma(shares[i], products[i * rows + threadIdx.x], y);
+            const bool here = (elsewhere >> i & 1) == 0;
+            const float product = here ? products[i * rows + threadIdx.x] : __ldcg(p.outputs + i * p.rows + first + threadIdx.x);
+            y = fma(shares[i], product, y);
         }
         p.y[first + threadIdx.x] = fma(sigmoid(scalar), shared, y);
     }

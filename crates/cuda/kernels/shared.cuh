@@ -140,6 +140,15 @@ struct Arrival {
         return room + off;
     }
 
+    /// In place of a piece that doesn't come.
+    __device__ void bring_none() {
+#if __CUDA_ARCH__ >= 900
+        if (threadIdx.x == 0) {
+            asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_at(&state)) : "memory");
+        }
+#endif
+    }
+
     /// Waits for the pieces of round number `round`; `newer` says how many groups of copies were started later, for
     /// others. All threads call it, though not all may `need` them.
     __device__ void wait(uint32_t round, int newer, bool need = true) {

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use strata_backend::{
-    Backend, BackendError, Buffer, Build, Checkpoint, Counters, Fence, Largest, MOST_LARGEST, Op, SeqSlot,
-    Span, Spec, WeightData,
+    Backend, BackendError, Buffer, Build, BuildHelper, Checkpoint, Counters, ExpertHelper, Fence, Largest,
+    MOST_LARGEST, Op, SeqSlot, Span, Spec, WeightData,
 };
 use strata_plan::{Arena, Limits, Plan};
 use strata_residency::{ExpertStore, LayerSource};
@@ -27,6 +27,9 @@ pub struct Cuda {
     kernels: Kernels,
     limits: Limits,
     expert_cache: ExpertCache,
+    helper_share: Option<u32>,
+    /// Who computes experts that have no room on it.
+    helper: Option<Box<dyn BuildHelper>>,
     /// Bytes free on the GPU before anything of the model was there.
     free: u64,
 }
@@ -40,6 +43,8 @@ pub struct Room {
     pub reserve: u64,
     /// Experts that are kept there.
     pub expert_cache: ExpertCache,
+    /// In sixteenths, how many of the experts that aren't there a helper gets; by default as many as is fastest.
+    pub helper_share: Option<u32>,
 }
 
 impl Cuda {
@@ -56,7 +61,21 @@ impl Cuda {
             total,
             source: format!("cuda:{}", device.number),
         };
-        Ok(Cuda { context, kernels, limits, expert_cache: room.expert_cache, free })
+        Ok(Cuda {
+            context,
+            kernels,
+            limits,
+            expert_cache: room.expert_cache,
+            helper_share: room.helper_share,
+            helper: None,
+            free,
+        })
+    }
+
+    /// With somebody who computes experts that have no room on it.
+    #[must_use]
+    pub fn with_helper(self, helper: Box<dyn BuildHelper>) -> Cuda {
+        Cuda { helper: Some(helper), ..self }
     }
 
     /// Where everything will be made.
@@ -93,7 +112,15 @@ impl Build for Cuda {
         ops::check_window(spec)?;
         ops::check_ngram(&spec.shape, self.kernels.products.one.formats.shared)?;
         let budget = Budget { available: self.limits.available, cache: self.expert_cache };
-        Ok(memory::describe(spec, weights, experts, plan, (self.kernels.products.in_pieces(), budget)))
+        let described = memory::describe(
+            spec,
+            weights,
+            experts,
+            plan,
+            (self.kernels.products.in_pieces(), budget, self.helper.is_some()),
+        );
+        let helper = self.helper.as_ref().filter(|_| described.tiers.reads_host());
+        Ok(Described { helper: helper.map(|helper| helper.describe(spec, plan)), ..described })
     }
 
     fn reads_experts_in_memory(&self, described: &Described) -> bool {
@@ -104,11 +131,18 @@ impl Build for Cuda {
         self,
         spec: Spec,
         described: Described,
-        _: Arena,
+        mut arena: Arena,
         weights: Vec<WeightData>,
         store: Arc<ExpertStore>,
     ) -> Result<Box<dyn Backend>, BackendError> {
-        Ok(Box::new(CudaBackend::new(self, spec, described, weights, &store)?))
+        let mut cuda = self;
+        let helper = match (cuda.helper.take(), described.helper) {
+            (Some(helper), Some(region)) => {
+                Some(helper.build(&spec, region, &mut arena, Arc::clone(&store))?)
+            }
+            _ => None,
+        };
+        Ok(Box::new(CudaBackend::new(cuda, spec, described, weights, (&store, helper))?))
     }
 }
 
@@ -177,9 +211,9 @@ impl CudaBackend {
         spec: Spec,
         described: Described,
         weights: Vec<WeightData>,
-        store: &Arc<ExpertStore>,
+        (store, helper): (&Arc<ExpertStore>, Option<Box<dyn ExpertHelper>>),
     ) -> Result<CudaBackend, BackendError> {
-        let Cuda { context, kernels, free, .. } = cuda;
+        let Cuda { context, kernels, free, helper_share: cuda_share, .. } = cuda;
         context.enter().map_err(failed)?;
         let memory = DeviceMemory::new(&context, described.bytes).map_err(|error| {
             let (free, all) = context.memory().unwrap_or_default();
@@ -193,7 +227,15 @@ impl CudaBackend {
         let stream = Stream::new(&context).map_err(failed)?;
         let mut stage = Stage::new(&context).map_err(failed)?;
         let weights = Weights::load(&described.weights, &memory, weights, &mut stage, &stream)?;
-        let tiers = Tiers::load(described.tiers, &memory, store, &mut stage, &context, &stream)?;
+        let tiers = Tiers::load(
+            (&spec, described.tiers),
+            helper.map(|helper| (helper, cuda_share)),
+            &memory,
+            store,
+            &mut stage,
+            &context,
+            &stream,
+        )?;
         let state = State::new(&spec, &described.layers, &memory, &stream)?;
         let inputs = Inputs::new(&context, &described.inputs, &memory).map_err(failed)?;
         let rope: DeviceSlice<f32> = memory.part(described.rope.offset(), described.rope.bytes() / 4);
@@ -318,19 +360,27 @@ impl CudaBackend {
         let bytes = self.queue(op)?;
         end.record(&self.stream).map_err(failed)?;
         self.timed.push(Timed { start, end, costs: vec![(op.family(), 1.0, bytes)] });
-        Ok(())
+        // At once: a stream takes so many launches only, and who queues more waits for it, while it waits for an answer.
+        self.serve()
     }
 
     /// Queues all that was submitted.
     fn flush(&mut self) -> Result<(), BackendError> {
         self.context.enter().map_err(failed)?;
-        let queued = self.flush_waiting().and_then(|()| self.write_left(None));
+        let queued = self.flush_waiting().and_then(|()| self.write_left(None)).and_then(|()| self.serve());
         queued.inspect_err(|_| self.forget())
+    }
+
+    /// Computes what is queued asks the helper for.
+    fn serve(&mut self) -> Result<(), BackendError> {
+        self.tiers.desk.as_mut().map_or(Ok(()), |desk| desk.serve(&self.stream))
     }
 
     /// Drops what ops have left for others: one of their window failed.
     fn forget(&mut self) {
         self.waiting.clear();
+        // What is queued may wait for answers; that it fails is known.
+        let _ = self.serve();
         (self.left, self.left_route, self.left_experts, self.fresh) = (None, None, None, None);
     }
 
@@ -339,6 +389,9 @@ impl CudaBackend {
         let ops = std::mem::take(&mut self.waiting);
         if ops.is_empty() {
             return Ok(());
+        }
+        if let Some(desk) = &mut self.tiers.desk {
+            desk.begin(&self.stream)?;
         }
         // A list that is replayed finds nothing quantised.
         self.fresh = None;
@@ -354,9 +407,11 @@ impl CudaBackend {
     fn flush_into(&mut self, recordings: &mut Recordings, ops: Vec<Waiting>) -> Result<(), BackendError> {
         let Some(known) = recordings.find(&ops) else {
             // The first time tells what each op costs.
+            self.serve()?;
             self.add_times()?;
             ops.iter().try_for_each(|waiting| self.queue_timed(&waiting.op()))?;
             self.write_left(None)?;
+            self.serve()?;
             self.stream.synchronize().map_err(failed)?;
             let mut costs = Vec::with_capacity(ops.len());
             for Timed { start, end, costs: of } in &self.timed {
@@ -385,6 +440,9 @@ impl CudaBackend {
                 self.write_left(None).map_err(Failed)
             });
             self.recording = false;
+            if let Some(desk) = &mut self.tiers.desk {
+                known.asked = std::mem::take(&mut desk.recorded);
+            }
             known.graph = Some(recorded?);
         }
         for waiting in &ops {
@@ -400,6 +458,9 @@ impl CudaBackend {
         start.record(&self.stream).map_err(failed)?;
         let graph = known.graph.as_ref().expect("recorded above");
         self.stream.replay(graph).map_err(failed)?;
+        if let Some(desk) = &mut self.tiers.desk {
+            desk.expect(&known.asked);
+        }
         end.record(&self.stream).map_err(failed)?;
         self.timed.push(Timed { start, end, costs: known.costs.clone() });
         Ok(())
@@ -437,6 +498,9 @@ impl CudaBackend {
 
     fn add_times(&mut self) -> Result<(), BackendError> {
         self.stream.synchronize().map_err(failed)?;
+        if let Some(desk) = &mut self.tiers.desk {
+            desk.done();
+        }
         for Timed { start, end, costs } in self.timed.drain(..) {
             let nanoseconds = f64::from(end.milliseconds_since(&start).map_err(failed)?) * 1e6;
             for (family, share, bytes) in costs {
@@ -485,7 +549,9 @@ impl Backend for CudaBackend {
         self.waiting.push(waiting);
         if ends_start {
             self.started = true;
-            self.flush()?;
+            // The rest comes before anybody is asked.
+            let queued = self.flush_waiting().and_then(|()| self.write_left(None));
+            queued.inspect_err(|_| self.forget())?;
         }
         Ok(())
     }

@@ -21,6 +21,8 @@ pub struct Described {
     pub(crate) kept: Region,
     pub(crate) rope: Region,
     pub(crate) scratch: Region,
+    /// Where the helper computes, if there is one.
+    pub(crate) helper: Option<Region>,
     /// All of it, bytes.
     pub(crate) bytes: usize,
 }
@@ -31,7 +33,7 @@ pub(crate) fn describe(
     weights: &[WeightData],
     experts: &[(u16, LayerSource)],
     plan: &mut Plan,
-    (in_pieces, budget): (bool, Budget),
+    (in_pieces, budget, helped): (bool, Budget, bool),
 ) -> Described {
     let weights = WeightRegions::describe(spec, weights, plan);
     let layers = (0..spec.layers.len()).map(|index| LayerRegions::describe(spec, index, plan)).collect();
@@ -45,6 +47,7 @@ pub(crate) fn describe(
     let rope = plan.device(Category::Scratch, "rotary table", rope);
     let scratch = plan.device(Category::Scratch, "ops", ops::scratch_bytes(spec));
     // Experts take what is left.
-    let tiers = TierRegions::describe(spec, experts, plan, budget);
-    Described { weights, tiers, buffers, layers, inputs, kept, rope, scratch, bytes: plan.device_bytes() }
+    let tiers = TierRegions::describe(spec, experts, plan, budget, helped);
+    let bytes = plan.device_bytes();
+    Described { weights, tiers, buffers, layers, inputs, kept, rope, scratch, helper: None, bytes }
 }

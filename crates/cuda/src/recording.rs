@@ -7,6 +7,7 @@
 use strata_backend::{Family, Op, Span};
 
 use crate::driver::Graph;
+use crate::tiers::Asked;
 
 /// Rows of the widest window whose ops wait.
 pub(crate) const MOST_ROWS: usize = 32;
@@ -147,6 +148,8 @@ pub(crate) struct Recording {
     pub(crate) graph: Option<Graph>,
     /// Per op.
     pub(crate) costs: Vec<Cost>,
+    /// What it asks a helper for.
+    pub(crate) asked: Vec<Asked>,
 }
 
 /// The recordings, the latest last.
@@ -174,7 +177,7 @@ impl Recordings {
         if self.0.len() == MOST_RECORDINGS {
             self.0.remove(0);
         }
-        self.0.push(Recording { ops, graph: None, costs });
+        self.0.push(Recording { ops, graph: None, costs, asked: Vec::new() });
     }
 }
 

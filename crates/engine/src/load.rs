@@ -33,10 +33,13 @@ const PROMPT_SLICE: Duration = Duration::from_millis(20);
 /// Floats of the logits buffer that more rows than the sequences need may fill.
 const LOGIT_FLOATS: usize = 1 << 20;
 
+/// Starts a thread of this name.
+pub type Spawn = Box<dyn Fn(&str, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>>;
+
 /// Threads that read files.
 pub struct Readers {
-    /// Starts one, of this name.
-    pub spawn: Box<dyn Fn(&str, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>>,
+    /// Starts one.
+    pub spawn: Spawn,
     /// How many may read at once while a model is loaded.
     pub most: usize,
 }

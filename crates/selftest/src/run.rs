@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use strata_cpu::CpuHelper;
 use strata_cuda::driver::Device;
 use strata_cuda::{Cuda, ExpertCache, Room};
 use strata_engine::{EngineConfig, Sampling};
@@ -148,14 +149,15 @@ fn small_model(
     let tokens = ids(384, 120);
     let mut families: PerFamily = BTreeMap::new();
     let mut steps = (Found::default(), Duration::ZERO);
-    // With all experts on the GPU, with some, with none: the others are read from memory, or come through the ring.
+    // With all experts on the GPU, with some, with none: the others are read from memory, or come through the ring, or the CPU computes them.
     use ExpertCache::{Auto, Experts};
-    for (window, read, expert_cache) in [
-        (120, 120, Auto),
-        (120, 24, Experts(0)),
-        (7, 60, Experts(17)),
-        (90, 120, Experts(30)),
-        (120, 120, Experts(0)),
+    for (window, read, expert_cache, helper_share) in [
+        (120, 120, Auto, None),
+        (120, 24, Experts(0), None),
+        (7, 60, Experts(17), Some(8)),
+        (90, 120, Experts(30), None),
+        (120, 120, Experts(0), Some(16)),
+        (120, 24, Experts(0), Some(5)),
     ] {
         let config = EngineConfig {
             window: Some(window),
@@ -165,7 +167,11 @@ fn small_model(
             ..EngineConfig::default()
         };
         let engines = || -> Result<_, CheckError> {
-            let gpu = Cuda::new(device, Room { expert_cache, ..Room::default() })?;
+            let gpu = Cuda::new(device, Room { expert_cache, helper_share, ..Room::default() })?;
+            let gpu = match helper_share {
+                Some(_) => gpu.with_helper(Box::new(CpuHelper(whole::cpu()?))),
+                None => gpu,
+            };
             Ok([whole::engine(path, &config, gpu)?, whole::engine(path, &config, whole::cpu()?)?])
         };
         for (family, (found, time)) in whole::op_by_op(path, &config, &tokens[..read], 6, engines()?)? {

@@ -8,7 +8,7 @@ use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use strata_cpu::Cpu;
+use strata_cpu::{Cpu, CpuHelper};
 use strata_cuda::driver::Device as Gpu;
 use strata_cuda::{Cuda, Room};
 use strata_engine::{Engine, EngineConfig, EngineError, ExpertHome, Planned, Readers};
@@ -112,8 +112,15 @@ impl Machine {
             limit: config.vram_limit,
             reserve: config.vram_reserve,
             expert_cache: config.expert_cache,
+            helper_share: None,
         };
-        let open = || Cuda::new(&gpu(number)?, room).map_err(|error| error.to_string());
+        let open = || -> Result<Cuda, String> {
+            let cuda = Cuda::new(&gpu(number)?, room).map_err(|error| error.to_string())?;
+            Ok(match config.cpu_experts {
+                true => cuda.with_helper(Box::new(CpuHelper(self.cpu(config)))),
+                false => cuda,
+            })
+        };
         if config.device != Device::Auto {
             let cuda = open().map_err(|why| Failure::failed(format!("{}: {why}", config.name("device"))))?;
             return Ok(Builder::Cuda(Box::new(cuda)));

@@ -148,6 +148,12 @@ impl<T: Pod> PinnedMemory<T> {
         context.count(|made| &made.pinned);
         Ok(PinnedMemory { context: context.clone(), at: at.cast(), len })
     }
+
+    /// Where kernels find it.
+    pub(crate) fn address(&self) -> u64 {
+        // The driver gives host memory one address for both.
+        self.at.expose_provenance() as u64
+    }
 }
 
 impl<T> std::ops::Deref for PinnedMemory<T> {

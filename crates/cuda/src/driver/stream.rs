@@ -72,6 +72,17 @@ impl Stream {
         nap_until(table, "stream_query", || unsafe { (table.stream_query)(self.raw()) })
     }
 
+    /// Whether something queued isn't done.
+    pub fn is_busy(&self) -> Result<bool, DriverError> {
+        let table = self.context().table();
+        // SAFETY: the stream is alive.
+        match unsafe { (table.stream_query)(self.raw()) } {
+            0 => Ok(false),
+            NOT_READY => Ok(true),
+            code => Err(DriverError::of(table, "stream_query", code)),
+        }
+    }
+
     /// Copies to the device and waits: for loading, where the source may be any memory.
     ///
     /// # Panics

@@ -247,7 +247,7 @@ impl CudaBackend {
         // Which experts a window uses is known on the device only: the most that it can be.
         let read = (rows * moe.used).min(moe.experts) * slots.layout.bytes;
         if let Some((router, routed)) = self.left_route.take() {
-            self.left_experts = self.experts_one(router, w, scales, &slots, &input, &room.hidden);
+            self.left_experts = self.experts_one((router, layer), w, scales, &slots, &input, &room.hidden);
             if self.left_experts.is_some() {
                 return Ok(read);
             }

@@ -1,7 +1,7 @@
 //! The experts of one row: `kernels/experts_one.cu`. Nothing is queued before the op that sums them: then the router, the shared expert and the
 //! routed ones are known, and share launches.
 
-use strata_backend::{BackendError, ExpertWeights};
+use strata_backend::{BackendError, ExpertWeights, Layer};
 use strata_quant::Format;
 
 use super::experts::SharedRoom;
@@ -12,7 +12,7 @@ use super::{ByFormat, OpError, SEGMENT, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
-use crate::tiers::LayerTable;
+use crate::tiers::{Asked, DeskParams, LayerTable};
 use crate::weights::Matrix;
 
 #[repr(C)]
@@ -27,6 +27,8 @@ struct HiddenParams {
     gate_scales: u64,
     up_scales: u64,
     hidden: Target,
+    desk: DeskParams,
+    u: u64,
     width: u32,
     k: u32,
     split: Split,
@@ -45,10 +47,21 @@ struct DownParams {
     shared: u64,
     scalar: u64,
     y: u64,
+    helped: u64,
+    outputs: u64,
     rows: u32,
     share: u32,
     k: u32,
     split: Split,
+    padding: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AnswersParams {
+    desk: DeskParams,
+    made: u64,
+    width: u32,
     padding: u32,
 }
 
@@ -67,7 +80,10 @@ struct OfFormat {
 }
 
 /// The kernels.
-pub(crate) struct ExpertsOne(ByFormat<OfFormat>);
+pub(crate) struct ExpertsOne {
+    formats: ByFormat<OfFormat>,
+    answers: Kernel<AnswersParams>,
+}
 
 impl ExpertsOne {
     pub(crate) fn new(context: &Context) -> Result<ExpertsOne, OpError> {
@@ -78,7 +94,7 @@ impl ExpertsOne {
                 down: module.dynamic_kernel(&format!("strata_down_one_{name}"))?.early(),
             })
         };
-        Ok(ExpertsOne(ByFormat::new(of)?))
+        Ok(ExpertsOne { formats: ByFormat::new(of)?, answers: module.kernel("strata_answers")?.early() })
     }
 }
 
@@ -91,6 +107,8 @@ pub(crate) struct LeftExperts {
     shared: [usize; 2],
     hidden: HiddenParams,
     down: DownParams,
+    /// What the helper is asked, if there is one.
+    asked: Option<Asked>,
 }
 
 /// How many rows a block of the second kernel takes, its threads and its bytes of shared memory; None without room for one row.
@@ -121,7 +139,7 @@ impl CudaBackend {
     /// What is to be done for the experts that one row is routed to by `router`; none where there are no kernels for these formats and sizes.
     pub(crate) fn experts_one(
         &self,
-        router: Matrix,
+        (router, layer): (Matrix, Layer),
         w: &ExpertWeights,
         scales: [Option<DeviceSlice<f32>>; 3],
         slots: &LayerTable,
@@ -144,6 +162,10 @@ impl CudaBackend {
         let most = HIDDEN_THREADS[usize::from(formats.together(w.gate) > 1)];
         let threads = formats.threads(w.gate, d / 32, most);
         let routed = self.routing.routed(&moe);
+        // A helper knows no scales.
+        let desk = self.tiers.desk.as_ref().filter(|_| w.scales == [None; 3]).map(|desk| desk.params(layer));
+        let asked = desk.map(|_| Asked { layer, weights: *w });
+        let desk = desk.unwrap_or_default();
         let [q, d_x, sums] = input.quantised_addresses();
         let hidden = HiddenParams {
             slots: slots.table.address(),
@@ -155,6 +177,8 @@ impl CudaBackend {
             gate_scales: scales[0].map_or(0, DeviceSlice::address),
             up_scales: scales[1].map_or(0, DeviceSlice::address),
             hidden: values.target(true, moe.width),
+            desk,
+            u: input.floats().address(),
             width: moe.width as u32,
             k: d as u32,
             split: formats.split(w.gate, d / 32, threads),
@@ -171,6 +195,8 @@ impl CudaBackend {
             shared: 0,
             scalar: 0,
             y: 0,
+            helped: desk.helped,
+            outputs: desk.outputs,
             rows: d as u32,
             share: share as u32,
             k: moe.width as u32,
@@ -182,7 +208,7 @@ impl CudaBackend {
             Grid { blocks: [d.div_ceil(share) as u32, 1, 1], threads: down_threads as u32 },
         ];
         let formats = [w.gate, w.down];
-        Some(LeftExperts { router, formats, grids, shared: [shared, down_shared], hidden, down })
+        Some(LeftExperts { router, formats, grids, shared: [shared, down_shared], hidden, down, asked })
     }
 
     /// Queues what `experts_one` left: the router with the shared expert's first products, the routed experts' hidden values, its last product,
@@ -199,11 +225,17 @@ impl CudaBackend {
         let logits = self.routing.logits;
         let products = [(gate, room.gate), (up, room.up), (left.router, logits), (scalar, room.scalar)];
         self.products(&products, input)?;
-        let hidden = &self.kernels.experts_one.0.of(left.formats[0]).hidden;
+        let hidden = &self.kernels.experts_one.formats.of(left.formats[0]).hidden;
         // SAFETY: one row is routed to `used` experts, whose slots start with the gate's rows and have those of up behind the offset; `hidden`
         // has a place for each.
         unsafe { hidden.launch_with(&self.stream, left.grids[0], left.shared[0] as u32, &left.hidden) }
             .map_err(Failed::from)?;
+        if let (Some(asked), Some(desk)) = (left.asked, &mut self.tiers.desk) {
+            match self.recording {
+                true => desk.recorded.push(asked),
+                false => desk.expect(&[asked]),
+            }
+        }
         let queued = self.combine_chosen(&left, down, room, y);
         if queued.is_err() {
             // The choice would be taken for the next one's.
@@ -226,13 +258,25 @@ impl CudaBackend {
         if !one.launch_hidden(&self.stream, &wanted, [room.gate, room.up]).map_err(Failed::from)? {
             self.shared_down(&down, room)?;
         }
+        if left.asked.is_some() {
+            let p = AnswersParams {
+                desk: left.hidden.desk,
+                made: left.hidden.routed.made(),
+                width: left.hidden.k,
+                padding: 0,
+            };
+            let one = Grid { blocks: [1; 3], threads: 256 };
+            // SAFETY: the desk has an answer's room for each of the row's experts, on both sides.
+            unsafe { self.kernels.experts_one.answers.launch(&self.stream, one, &p) }
+                .map_err(Failed::from)?;
+        }
         let p = DownParams {
             shared: room.shared.address(),
             scalar: room.scalar.address(),
             y: y.address(),
             ..left.down
         };
-        let kernel = &self.kernels.experts_one.0.of(left.formats[1]).down;
+        let kernel = &self.kernels.experts_one.formats.of(left.formats[1]).down;
         // SAFETY: as above; `shared` and `y` are one row each.
         let queued = unsafe { kernel.launch_with(&self.stream, left.grids[1], left.shared[1] as u32, &p) };
         Ok(queued.map_err(Failed::from)?)

@@ -50,6 +50,13 @@ pub(crate) struct Routed {
     used: u32,
 }
 
+impl Routed {
+    /// The address of the flag that a choice has been made.
+    pub(crate) fn made(&self) -> u64 {
+        self.made
+    }
+}
+
 /// Bytes of shared memory for a choice from so many. Twin: `kernels/choose.cuh`.
 pub(crate) fn choice_room(experts: usize) -> usize {
     16 * experts

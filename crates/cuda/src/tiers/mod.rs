@@ -6,12 +6,14 @@
 //!
 //! Invariant: an address in the table is of a whole copy of its expert, laid out by [`CopyLayout`], that stays where it is.
 
+pub(crate) mod desk;
 mod ring;
+mod split;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use strata_backend::{BackendError, Spec};
+use strata_backend::{BackendError, ExpertHelper, Spec};
 use strata_plan::{Bytes, Category, Plan, Region};
 use strata_residency::{
     CopyLayout, ExpertId, ExpertStore, Heat, LayerExperts, LayerSource, Move, Pace, Roster, Slots, Tier,
@@ -21,6 +23,7 @@ use crate::driver::{Context, DeviceMemory, DeviceSlice, RegisteredMemory, Stream
 use crate::failed;
 use crate::weights::Stage;
 
+pub(crate) use desk::{Asked, Desk, DeskParams};
 pub(crate) use ring::Ring;
 
 /// Places of the ring: copies are so far ahead of the products, and a layer is taken in about half as many parts.
@@ -68,6 +71,8 @@ pub(crate) struct TierRegions {
     memory: Region,
     /// The ring, where slots are too few for all experts.
     ring: Option<Region>,
+    /// Where a helper on the host is asked, if there is one and experts are left to it.
+    desk: Option<Region>,
     /// The residency table, and behind it the ring's and that of fetched experts where there is a ring.
     table: Region,
 }
@@ -79,6 +84,7 @@ impl TierRegions {
         experts: &[(u16, LayerSource)],
         plan: &mut Plan,
         budget: Budget,
+        helped: bool,
     ) -> TierRegions {
         let (mut layouts, mut layers) = (vec![None; spec.layers.len()], Vec::new());
         layers.resize(spec.layers.len(), LayerExperts { experts: 0, bytes: 0 });
@@ -96,6 +102,8 @@ impl TierRegions {
         };
         let table = 8 * width * spec.layers.len();
         let left = budget.available.saturating_sub(plan.device_bytes() as u64 + 3 * table as u64);
+        let desk = desk::device_bytes(spec);
+        let left = left.saturating_sub(if helped { desk as u64 } else { 0 });
         let fits = roster.total_bytes() <= left.min(bytes) && roster.len() <= most;
         let ring = (!fits).then(|| {
             // Two layers, one that is computed with and one that comes; half of a small card.
@@ -110,6 +118,10 @@ impl TierRegions {
             width,
             memory: plan.device(Category::Experts, "expert slots", slots.total_bytes() as usize),
             ring: ring.map(|bytes| plan.device(Category::Experts, "expert ring", bytes)),
+            desk: (helped && !fits).then(|| {
+                desk::describe(spec, plan);
+                plan.device(Category::Experts, "experts asked for", desk)
+            }),
             table: plan.device(
                 Category::Experts,
                 "residency table",
@@ -139,6 +151,8 @@ pub(crate) struct Tiers {
     layers: Vec<Option<LayerTable>>,
     /// For wide windows, where not all experts have slots.
     pub(crate) ring: Option<Ring>,
+    /// For one row, likewise, if somebody helps.
+    pub(crate) desk: Option<Desk>,
     /// All memory of the device that is the backend's.
     pub(crate) device: DeviceSlice<u8>,
     /// Its work may read host memory.
@@ -149,14 +163,15 @@ pub(crate) struct Tiers {
 impl Tiers {
     /// Fills the slots, and makes host memory known to the GPU where experts have to be read from there.
     pub(crate) fn load(
-        regions: TierRegions,
+        (spec, regions): (&Spec, TierRegions),
+        helper: Option<(Box<dyn ExpertHelper>, Option<u32>)>,
         memory: &DeviceMemory,
         store: &Arc<ExpertStore>,
         stage: &mut Stage,
         context: &Context,
         stream: &Stream,
     ) -> Result<Tiers, BackendError> {
-        let TierRegions { layouts, width, slots, memory: all, ring, table } = regions;
+        let TierRegions { layouts, width, slots, memory: all, ring, desk, table } = regions;
         let place = |region: Region| memory.part::<u8>(region.offset(), region.bytes());
         let roster = slots.roster();
         let copy = |id: ExpertId| layouts[usize::from(id.layer)].expect("a layer with experts");
@@ -208,7 +223,10 @@ impl Tiers {
             }
         };
         stream.synchronize().map_err(failed)?;
-        Ok(Tiers { layers, ring, device: memory.slice(), stream: stream.share(), _host: host })
+        let device = memory.slice();
+        let desk =
+            desk.zip(helper).map(|(region, helper)| Desk::new(context, spec, helper, device, place(region)));
+        Ok(Tiers { layers, ring, desk: desk.transpose()?, device, stream: stream.share(), _host: host })
     }
 
     /// A layer's experts.
@@ -224,7 +242,8 @@ fn find_layer(layers: &[Option<LayerTable>], layer: u16) -> Result<LayerTable, B
 
 impl Drop for Tiers {
     fn drop(&mut self) {
-        // What fails here has failed before.
+        // What fails here has failed before; nothing may wait for an answer any more.
+        let _ = self.desk.as_mut().map(|desk| desk.serve(&self.stream));
         let _ = self.stream.synchronize();
     }
 }

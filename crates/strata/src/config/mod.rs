@@ -63,6 +63,8 @@ pub struct Config {
     pub vram_limit: Option<u64>,
     /// Experts that a GPU keeps in its own memory.
     pub expert_cache: ExpertCache,
+    /// Whether the CPU computes a share of the others.
+    pub cpu_experts: bool,
     /// Bytes of a GPU's memory to leave to others.
     pub vram_reserve: u64,
     /// Instruction set path.
@@ -140,6 +142,7 @@ impl Config {
             device: settings.device.unwrap_or_default(),
             vram_limit: settings.vram_limit,
             expert_cache: settings.expert_cache.unwrap_or_default(),
+            cpu_experts: settings.cpu_experts.is_some_and(Switch::is_on),
             vram_reserve: settings.vram_reserve.unwrap_or(256 << 20),
             isa,
             log: settings.log.unwrap_or(Level::Warn),

@@ -130,6 +130,8 @@ settings! {
     vram_reserve: u64, "STRATA_VRAM_RESERVE", SIZE, |text| size(text).ok(), |value| size(value.as_str()?).ok();
     /// Experts that a GPU keeps in its own memory.
     expert_cache: ExpertCache, "STRATA_EXPERT_CACHE", CACHE, |text| expert_cache(text).ok(), cache;
+    /// Whether the CPU computes a share of the experts that a GPU has no room for.
+    cpu_experts: Switch, "STRATA_CPU_EXPERTS", SWITCH, parsed, switch;
     /// Instruction set path.
     isa: String, "STRATA_ISA", TEXT, parsed, plain;
     /// What to log.

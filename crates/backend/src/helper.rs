@@ -1,0 +1,43 @@
+//! Another machine beside a device: it computes routed experts where they lie in memory, while the device computes others.
+
+use std::sync::Arc;
+
+use strata_plan::{Arena, Plan, Region};
+use strata_residency::ExpertStore;
+
+use crate::{BackendError, ExpertWeights, Layer, Spec};
+
+/// A helper not yet built, as [`crate::Build`] is for a backend.
+pub trait BuildHelper: Send {
+    /// Adds all memory that [`BuildHelper::build`] takes to the plan; of the arena it takes one region.
+    fn describe(&self, spec: &Spec, plan: &mut Plan) -> Region;
+
+    /// Builds it into the arena that the plan sized.
+    fn build(
+        self: Box<Self>,
+        spec: &Spec,
+        region: Region,
+        arena: &mut Arena,
+        store: Arc<ExpertStore>,
+    ) -> Result<Box<dyn ExpertHelper>, BackendError>;
+}
+
+/// Computes experts' products with one row, with the bits that a backend gives.
+pub trait ExpertHelper: Send {
+    /// Calls will follow one another closely until [`ExpertHelper::end_step`]: threads may stay awake between them.
+    fn begin_step(&mut self);
+
+    /// Nothing more is coming soon: whoever waits must sleep.
+    fn end_step(&mut self);
+
+    /// The outputs of some of a layer's experts for one row, before their shares: of `u`, `[D]`, to `out`, `[experts][D]`. The weights have no
+    /// scales of their own.
+    fn outputs(
+        &mut self,
+        layer: Layer,
+        weights: &ExpertWeights,
+        experts: &[u32],
+        u: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), BackendError>;
+}
