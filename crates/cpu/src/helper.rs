@@ -90,6 +90,9 @@ impl ExpertHelper for CpuExperts {
                 out.len()
             )));
         }
+        if count == 0 {
+            return Ok(());
+        }
         let units = Units { order: &self.order[..count], experts, bounds: &self.bounds[..=count] };
         experts::together(
             self.crew.team(),

@@ -235,6 +235,45 @@ fn experts() {
     }
 }
 
+/// Oracle: the expert alone. What a device asks for has the bits of one asked alone, whoever else is asked and with however many threads.
+#[test]
+fn experts_for_a_device() {
+    for (recipe, tolerance) in recipes() {
+        let (used, d) = (recipe.shape.moe.used, recipe.shape.hidden);
+        let u = Random(5).floats(d, 1.0);
+        let wide = rows(&u, d);
+        let mut alone = Vec::new();
+        for threads in [1, 2] {
+            let rig = Rig::new(Recipe { threads, grain: Some(1), ..recipe.clone() });
+            let mut helper = rig.helper();
+            helper.begin_step();
+            for experts in [vec![2u32], vec![5], (1..=used as u32).collect(), vec![]] {
+                let mut out = vec![0.0; experts.len() * d];
+                helper.outputs(QSA, &rig.experts, &experts, &u, &mut out).unwrap();
+                for (expert, out) in experts.iter().zip(out.chunks_exact(d)) {
+                    let [gate, up, down] = rig.expert_values[*expert as usize].clone();
+                    check(
+                        "expert",
+                        out,
+                        &vec![oracle::Swiglu { gate, up, down }.run(&wide[0])],
+                        2.0 * tolerance,
+                    );
+                    alone.push((*expert, out.to_vec()));
+                }
+            }
+            helper.end_step();
+            let mut out = vec![0.0; d];
+            let more = vec![0; used + 1];
+            assert!(helper.outputs(QSA, &rig.experts, &more, &u, &mut vec![0.0; (used + 1) * d]).is_err());
+            assert!(helper.outputs(QSA, &rig.experts, &[99], &u, &mut out).is_err());
+        }
+        for (expert, out) in &alone {
+            let first = &alone.iter().find(|(other, _)| other == expert).unwrap().1;
+            assert!(out.iter().zip(first).all(|(a, b)| a.to_bits() == b.to_bits()), "expert {expert}");
+        }
+    }
+}
+
 #[test]
 fn ngrams() {
     for (recipe, tolerance) in recipes() {

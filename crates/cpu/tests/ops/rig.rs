@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use strata_backend::{
-    Backend, Buffer, BufferSpec, Build, ExpertWeights, GdnShape, GdnWeights, KvFormat, Layer, LayerState,
-    MixerWeights, MoeShape, NgramShape, NgramWeights, Op, QsaShape, QsaWeights, Shape, SharedWeights, Span,
-    Spec, Weight, WeightData, Window,
+    Backend, Buffer, BufferSpec, Build, BuildHelper, ExpertHelper, ExpertWeights, GdnShape, GdnWeights,
+    KvFormat, Layer, LayerState, MixerWeights, MoeShape, NgramShape, NgramWeights, Op, QsaShape, QsaWeights,
+    Shape, SharedWeights, Span, Spec, Weight, WeightData, Window,
 };
-use strata_cpu::Cpu;
+use strata_cpu::{Cpu, CpuHelper};
 use strata_plan::{Arena, Plan};
 use strata_quant::{Format, Isa, dequantise};
 use strata_residency::{ExpertStore, LayerSource};
@@ -133,6 +133,7 @@ pub const OUT: Buffer = Buffer(5);
 pub struct Rig {
     pub recipe: Recipe,
     pub spec: Spec,
+    pub store: Arc<ExpertStore>,
     pub backend: Box<dyn Backend>,
     /// Reads a counter, whose growth in `submit` is added to `counted`.
     pub counter: fn() -> u64,
@@ -219,6 +220,15 @@ pub fn matrix(
     };
     dequantise(format, &bytes, &mut values);
     (bytes, values)
+}
+
+fn cpu(recipe: &Recipe) -> Cpu {
+    let assignment = Topology::read().assign(Some(recipe.threads)).unwrap();
+    let cpu = Cpu::new(assignment, recipe.isa);
+    match recipe.grain {
+        Some(grain) => cpu.with_grain(grain),
+        None => cpu,
+    }
 }
 
 impl Rig {
@@ -339,15 +349,12 @@ impl Rig {
                 buffer("out", wide),
             ],
         };
-        let assignment = Topology::read().assign(Some(recipe.threads)).unwrap();
-        let mut cpu = Cpu::new(assignment, recipe.isa);
-        if let Some(grain) = recipe.grain {
-            cpu = cpu.with_grain(grain);
-        }
+        let cpu = cpu(&recipe);
         let mut plan = Plan::new();
         let described = cpu.describe(&spec, &m.list, &[], &mut plan).unwrap();
         let arena = Arena::new(&plan).unwrap();
-        let mut parts = Some((cpu, spec.clone(), described, arena, m.list, Arc::new(store)));
+        let store = Arc::new(store);
+        let mut parts = Some((cpu, spec.clone(), described, arena, m.list, Arc::clone(&store)));
         let backend = around(&plan, &mut || {
             let (cpu, spec, described, arena, weights, store) = parts.take().unwrap();
             cpu.build(spec, described, arena, weights, store).unwrap()
@@ -356,6 +363,7 @@ impl Rig {
         let experts = ExpertWeights { gate, up, down, scales: [None; 3] };
         Rig {
             spec,
+            store,
             backend,
             counter: || 0,
             counted: 0,
@@ -376,6 +384,17 @@ impl Rig {
             expert_values,
             recipe,
         }
+    }
+
+    /// Somebody who computes the same experts for a device.
+    pub fn helper(&self) -> Box<dyn ExpertHelper> {
+        let helper = Box::new(CpuHelper(cpu(&self.recipe)));
+        let mut plan = Plan::new();
+        let region = helper.describe(&self.spec, &mut plan);
+        let mut arena = Arena::new(&plan).unwrap();
+        let built = helper.build(&self.spec, region, &mut arena, Arc::clone(&self.store)).unwrap();
+        assert_eq!(arena.taken_bytes(), plan.arena_bytes());
+        built
     }
 
     pub fn submit(&mut self, op: Op<'_>) {
