@@ -223,3 +223,174 @@ impl Desk {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use strata_backend::{KvFormat, LayerState, MoeShape, Shape};
+    use strata_quant::Format;
+
+    use super::*;
+    use crate::driver::{Device, fake};
+
+    const WIDTH: usize = 8;
+    const LAYERS: u16 = 3;
+
+    /// An expert multiplies by one more than its number; number 9 fails.
+    struct Multiplies;
+
+    impl ExpertHelper for Multiplies {
+        fn begin_step(&mut self) {}
+
+        fn end_step(&mut self) {}
+
+        fn outputs(
+            &mut self,
+            layer: Layer,
+            _: &ExpertWeights,
+            experts: &[u32],
+            u: &[f32],
+            out: &mut [f32],
+        ) -> Result<(), BackendError> {
+            for (expert, out) in experts.iter().zip(out.chunks_exact_mut(u.len())) {
+                if *expert == 9 {
+                    return Err(failed(format!("expert 9 of layer {}", layer.0)));
+                }
+                out.iter_mut().zip(u).for_each(|(out, u)| *out = u * (expert + 1) as f32);
+            }
+            Ok(())
+        }
+    }
+
+    fn spec() -> Spec {
+        let moe = MoeShape { experts: 16, used: 4, width: 8, shared_width: 8 };
+        let shape = Shape {
+            hidden: WIDTH,
+            streams: 1,
+            mixer_rank: 8,
+            vocab: 8,
+            norm_eps: 1e-6,
+            gdn: None,
+            qsa: None,
+            moe,
+            ngram: None,
+        };
+        let layer = LayerState { gdn: false, qsa: None, ngram: false };
+        Spec {
+            shape,
+            layers: vec![layer; usize::from(LAYERS)],
+            sequences: 1,
+            checkpoints: 0,
+            context: 8,
+            kv: KvFormat::F32,
+            window: 1,
+            buffers: Vec::new(),
+        }
+    }
+
+    /// A desk on a driver whose stream is at work for ever, or done.
+    fn desk(busy: bool) -> (Stream, Desk) {
+        fake::install();
+        let context = Context::new(&Device::all().unwrap()[0]).unwrap();
+        let stream = Stream::new(&context).unwrap();
+        fake::with(|state| state.refuses = busy.then_some(("stream_query", 600)));
+        let memory = DeviceSlice::nowhere(1 << 20);
+        let desk = Desk::new(&context, &spec(), (Box::new(Multiplies), None), memory, memory);
+        (stream, desk.unwrap_or_else(|failed| panic!("{}", failed.0)))
+    }
+
+    fn asked() -> Vec<Asked> {
+        let weights =
+            ExpertWeights { gate: Format::Q8_0, up: Format::Q8_0, down: Format::Q8_0, scales: [None; 3] };
+        (0..LAYERS).map(|layer| Asked { layer: Layer(layer), weights }).collect()
+    }
+
+    /// What a GPU does in one layer: asks for these experts with a row of ones, waits, and takes the answer.
+    fn gpu(params: DeskParams, experts: &[u32]) -> Vec<f32> {
+        let word = |at: usize| params.words as usize + 4 * at;
+        // SAFETY: words of the desk, which lives until the thread is joined.
+        let set = |at: usize, value: u32, order| unsafe {
+            AtomicU32::from_ptr(word(at) as *mut u32).store(value, order)
+        };
+        if experts.is_empty() {
+            set(ASKED, NOTHING, Ordering::Release);
+            return Vec::new();
+        }
+        for (place, expert) in experts.iter().enumerate() {
+            set(EXPERTS + place, *expert, Ordering::Relaxed);
+        }
+        set(COUNT, experts.len() as u32, Ordering::Relaxed);
+        // SAFETY: the row and the answers of this layer, which the host looks at when it was asked, and writes until it has answered.
+        unsafe {
+            std::slice::from_raw_parts_mut(params.row as *mut f32, WIDTH).fill(1.0);
+            set(ASKED, 1, Ordering::Release);
+            while AtomicU32::from_ptr(word(ANSWERED) as *mut u32).load(Ordering::Acquire) == 0 {
+                thread::yield_now();
+            }
+            let answer =
+                std::slice::from_raw_parts(params.answers as *const f32, WIDTH * experts.len()).to_vec();
+            set(ANSWERED, 0, Ordering::Relaxed);
+            answer
+        }
+    }
+
+    /// Oracle: by hand. Layers that ask, and one that doesn't; step after step, nothing is left of the one before.
+    #[test]
+    fn what_is_asked_is_answered() {
+        let (stream, mut desk) = desk(true);
+        for step in 0..50u32 {
+            let layers: [Vec<u32>; 3] = [vec![step % 8], Vec::new(), vec![1, 3, 8]];
+            let params = asked().iter().map(|asked| desk.params(asked.layer)).collect::<Vec<_>>();
+            desk.expect(&asked());
+            let answers = thread::scope(|scope| {
+                let gpu = scope.spawn(|| {
+                    params
+                        .iter()
+                        .zip(&layers)
+                        .map(|(params, experts)| gpu(*params, experts))
+                        .collect::<Vec<_>>()
+                });
+                desk.serve(&stream).unwrap();
+                gpu.join().unwrap()
+            });
+            for (experts, answer) in layers.iter().zip(answers) {
+                let wanted = experts.iter().flat_map(|expert| [(expert + 1) as f32; WIDTH]);
+                assert_eq!(answer, wanted.collect::<Vec<_>>());
+            }
+        }
+        fake::with(|state| state.refuses = None);
+    }
+
+    /// Oracle: the helper's sentence. The GPU gets zeros instead of waiting for ever, and later layers their answers.
+    #[test]
+    fn a_failure_leaves_nobody_waiting() {
+        let (stream, mut desk) = desk(true);
+        let params = asked().iter().map(|asked| desk.params(asked.layer)).collect::<Vec<_>>();
+        desk.expect(&asked());
+        let (served, answers) = thread::scope(|scope| {
+            let gpu = scope.spawn(|| {
+                let ask = |(params, experts): (&DeskParams, &[u32])| gpu(*params, experts);
+                params.iter().zip([&[9][..], &[2], &[]]).map(ask).collect::<Vec<_>>()
+            });
+            (desk.serve(&stream), gpu.join().unwrap())
+        });
+        assert!(served.unwrap_err().to_string().contains("expert 9 of layer 0"));
+        assert_eq!(answers, [vec![0.0; WIDTH], vec![3.0; WIDTH], Vec::new()]);
+        fake::with(|state| state.refuses = None);
+    }
+
+    /// Oracle: the sentences. A GPU that is done, or lost, without having asked.
+    #[test]
+    fn a_gpu_that_does_not_ask_is_not_waited_for() {
+        let (stream, mut desk) = desk(false);
+        desk.expect(&asked());
+        assert!(desk.serve(&stream).unwrap_err().to_string().contains("without asking"));
+        // Nothing of it is left.
+        desk.serve(&stream).unwrap();
+        fake::with(|state| state.refuses = Some(("stream_query", 700)));
+        desk.expect(&asked());
+        assert!(desk.serve(&stream).unwrap_err().to_string().contains("lost"));
+        fake::with(|state| state.refuses = None);
+    }
+}

@@ -211,3 +211,81 @@ impl Drop for Ring {
         let _ = self.copies.synchronize();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use strata_residency::ExpertStore;
+
+    use super::*;
+    use crate::driver::{Device, RegisteredMemory, fake};
+
+    /// Oracle: simulated copies. Every expert without a slot is copied whole to where the table says it is, by its layer's chunk, into that
+    /// chunk's place; no copy spans two registrations; experts with a slot are copied nowhere.
+    #[test]
+    fn chunks_bring_every_expert_to_its_address() {
+        fake::install();
+        let context = Context::new(&Device::all().unwrap()[0]).unwrap();
+        let start = 1 << 30;
+        // SAFETY: the driver is a fake, which touches nothing.
+        let stretch = |range| unsafe { RegisteredMemory::new(&context, range) }.unwrap();
+        let stretches = [start..start + 100_000, start + 100_000..start + (1 << 24)].map(stretch);
+        let store = Arc::new(ExpertStore::new(vec![], Box::new(|| Ok(()))));
+        let host = HostMemory { stretches: stretches.into(), store };
+        let memory = DeviceSlice::nowhere(PLACES * 4096 + 100);
+        for with_slots in [0, 3, 1000] {
+            // Lengths differ from layer to layer; every so many experts have a slot.
+            let bytes = |id: ExpertId| 256 * (1 + usize::from(id.layer % 5));
+            let (mut experts, mut end) = (Vec::new(), start + 512);
+            for (layer, expert) in (0..12u16).flat_map(|layer| (0..20u16).map(move |expert| (layer, expert)))
+            {
+                let id = ExpertId { layer: 2 * layer, expert };
+                let slot = with_slots > 0 && (experts.len() % with_slots == 0 || with_slots == 1000);
+                experts.push((id, if slot { At::Slot(7 << 40) } else { At::Host(end) }));
+                end += bytes(id);
+            }
+            let (chunks, addresses) = cut(memory, &host, &experts, &bytes);
+            for ((id, at), address) in experts.iter().zip(&addresses) {
+                let holds = |(_, chunk): &(usize, &Chunk)| {
+                    chunk.layer == usize::from(id.layer) && chunk.experts.contains(&usize::from(id.expert))
+                };
+                let mut of = chunks.iter().enumerate().filter(holds);
+                let ((number, chunk), None) = (of.next().unwrap(), of.next()) else {
+                    panic!("{id:?} is in two chunks")
+                };
+                let At::Host(from) = *at else {
+                    assert_eq!(*address, 7 << 40);
+                    continue;
+                };
+                let place = memory.address() + (number % PLACES * 4096) as u64;
+                assert!((place..=place + 4096 - bytes(*id) as u64).contains(address), "{id:?}");
+                let copied: usize = chunk
+                    .pieces
+                    .iter()
+                    .map(|(piece, to)| {
+                        let inside = piece.start.max(from)..piece.end.min(from + bytes(*id));
+                        let arrives = to.address() + (inside.start - piece.start) as u64;
+                        assert!(
+                            inside.is_empty() || arrives == address + (inside.start - from) as u64,
+                            "{id:?}"
+                        );
+                        inside.len()
+                    })
+                    .sum();
+                assert_eq!(copied, bytes(*id), "{id:?}");
+            }
+            let all: usize = chunks
+                .iter()
+                .flat_map(|chunk| &chunk.pieces)
+                .map(|(piece, to)| {
+                    assert!(
+                        piece.len() == to.len()
+                            && !(piece.start < start + 100_000 && start + 100_000 < piece.end)
+                    );
+                    piece.len()
+                })
+                .sum();
+            let wanted = experts.iter().filter(|(_, at)| matches!(at, At::Host(_))).map(|(id, _)| bytes(*id));
+            assert_eq!(all, wanted.sum::<usize>());
+        }
+    }
+}
