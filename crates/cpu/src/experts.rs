@@ -14,7 +14,7 @@ use strata_quant::{Columns, Format, Matrix, dispatch, lanes, math};
 use strata_residency::{ExpertId, ExpertStore, Pinned};
 
 use crate::backend::CpuBackend;
-use crate::bench::{Bench, Scratch, Spread, Team};
+use crate::bench::{Scratch, Spread, Team};
 use crate::route::Routing;
 use crate::shared::{Grid, Job, run, run_on};
 use crate::{failed, weights};
@@ -29,59 +29,22 @@ pub(crate) fn combine_floats(shape: &Shape, tile: usize) -> usize {
     tile * (2 * shape.moe.shared_width + shape.hidden)
 }
 
-/// Units of consecutive places: the row of each place, the expert of each unit, and where the units' places start and end.
-pub(crate) struct Units<'a> {
-    pub(crate) order: &'a [u32],
-    pub(crate) experts: &'a [u32],
-    pub(crate) bounds: &'a [u32],
-}
-
-/// The outputs of units' experts, whose weights have no scales, into `out`, `[places][D]`: all workers on each stage. The bench has a place for
-/// each unit's columns.
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn together(
-    team: Team<'_>,
-    store: &ExpertStore,
-    (layer, formats): (Layer, &ExpertWeights),
-    (d, moe): (usize, MoeShape),
-    Units { order, experts, bounds }: Units<'_>,
-    u: &[f32],
-    out: &mut [f32],
-    bench: &mut Bench,
-) -> Result<(), BackendError> {
-    let stage = Stage {
-        store,
-        layer,
-        formats: *formats,
-        scales: [None; 3],
-        d,
-        moe,
-        u,
-        order,
-        units: experts,
-        bounds,
-        error: OnceLock::new(),
-    };
-    stage.together(team, 0..experts.len(), out, bench.whole());
-    stage.error.into_inner().map_or(Ok(()), Err)
-}
-
 /// What every unit needs.
-struct Stage<'a> {
-    store: &'a ExpertStore,
-    layer: Layer,
-    formats: ExpertWeights,
+pub(crate) struct Stage<'a> {
+    pub(crate) store: &'a ExpertStore,
+    pub(crate) layer: Layer,
+    pub(crate) formats: ExpertWeights,
     /// The gate, up and down products' scales by expert, in files that have them.
-    scales: [Option<&'a [f32]>; 3],
-    d: usize,
-    moe: MoeShape,
+    pub(crate) scales: [Option<&'a [f32]>; 3],
+    pub(crate) d: usize,
+    pub(crate) moe: MoeShape,
     /// The window's rows, `[rows][D]`.
-    u: &'a [f32],
-    order: &'a [u32],
-    units: &'a [u32],
-    bounds: &'a [u32],
+    pub(crate) u: &'a [f32],
+    pub(crate) order: &'a [u32],
+    pub(crate) units: &'a [u32],
+    pub(crate) bounds: &'a [u32],
     /// The first thing that went wrong in a task.
-    error: OnceLock<BackendError>,
+    pub(crate) error: OnceLock<BackendError>,
 }
 
 /// An expert's matrices.
@@ -238,8 +201,14 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// All of the experts of some units, all workers on each stage.
-    fn together(&self, team: Team<'_>, units: Range<usize>, products: &mut [f32], mut scratch: Scratch<'_>) {
+    /// All of the experts of some units, all workers on each stage. The bench has a place for each unit's columns.
+    pub(crate) fn together(
+        &self,
+        team: Team<'_>,
+        units: Range<usize>,
+        products: &mut [f32],
+        mut scratch: Scratch<'_>,
+    ) {
         let (d, width, count) = (self.d, self.moe.width, units.len());
         let bounds = &self.bounds[units.start..=units.end];
         let base = bounds[0] as usize;

@@ -24,7 +24,7 @@ mod embed;
 mod experts;
 mod gdn;
 mod head;
-mod helper;
+mod host;
 mod memory;
 mod mixer;
 mod ngram;
@@ -42,7 +42,7 @@ mod taps;
 mod weights;
 
 pub use backend::Cpu;
-pub use helper::CpuHelper;
+pub use host::CpuHostExperts;
 pub use memory::Described;
 
 use strata_backend::BackendError;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use strata_backend::{
-    Backend, BackendError, Buffer, Build, BuildHelper, Checkpoint, Counters, ExpertHelper, Fence, Largest,
+    Backend, BackendError, Buffer, Build, BuildHostExperts, Checkpoint, Counters, Fence, Largest,
     MOST_LARGEST, Op, SeqSlot, Span, Spec, WeightData,
 };
 use strata_plan::{Arena, Limits, Plan};
@@ -17,7 +17,7 @@ use crate::ops::{self, Columns, Kernels, Left, LeftExperts, OpError, Routing};
 use crate::recording::{self, Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
-use crate::tiers::{Budget, ExpertCache, Tiers};
+use crate::tiers::{Budget, Computes, ExpertCache, Tiers};
 use crate::weights::{Matrix, Stage, Weights};
 use crate::{Failed, failed};
 
@@ -27,9 +27,8 @@ pub struct Cuda {
     kernels: Kernels,
     limits: Limits,
     expert_cache: ExpertCache,
-    helper_share: Option<u32>,
-    /// Who computes experts that have no room on it.
-    helper: Option<Box<dyn BuildHelper>>,
+    /// Who computes experts that have no room on it, and a fixed share of them.
+    host: Option<(Box<dyn BuildHostExperts>, Option<u32>)>,
     /// Bytes free on the GPU before anything of the model was there.
     free: u64,
 }
@@ -43,8 +42,6 @@ pub struct Room {
     pub reserve: u64,
     /// Experts that are kept there.
     pub expert_cache: ExpertCache,
-    /// In sixteenths, how many of the experts that aren't there a helper gets; by default as many as is fastest.
-    pub helper_share: Option<u32>,
 }
 
 impl Cuda {
@@ -61,21 +58,13 @@ impl Cuda {
             total,
             source: format!("cuda:{}", device.number),
         };
-        Ok(Cuda {
-            context,
-            kernels,
-            limits,
-            expert_cache: room.expert_cache,
-            helper_share: room.helper_share,
-            helper: None,
-            free,
-        })
+        Ok(Cuda { context, kernels, limits, expert_cache: room.expert_cache, host: None, free })
     }
 
-    /// With somebody who computes experts that have no room on it.
+    /// With the host computing a share of one row's experts that have no room on it: so many sixteenths, or as many as is fastest.
     #[must_use]
-    pub fn with_helper(self, helper: Box<dyn BuildHelper>) -> Cuda {
-        Cuda { helper: Some(helper), ..self }
+    pub fn with_host(self, host: Box<dyn BuildHostExperts>, share: Option<u32>) -> Cuda {
+        Cuda { host: Some((host, share)), ..self }
     }
 
     /// Where everything will be made.
@@ -117,10 +106,10 @@ impl Build for Cuda {
             weights,
             experts,
             plan,
-            (self.kernels.products.in_pieces(), budget, self.helper.is_some()),
+            (self.kernels.products.in_pieces(), budget, self.host.is_some()),
         );
-        let helper = self.helper.as_ref().filter(|_| described.tiers.reads_host());
-        Ok(Described { helper: helper.map(|helper| helper.describe(spec, plan)), ..described })
+        let host = self.host.as_ref().filter(|_| described.tiers.reads_host());
+        Ok(Described { host: host.map(|(host, _)| host.describe(spec, plan)), ..described })
     }
 
     fn reads_experts_in_memory(&self, described: &Described) -> bool {
@@ -136,13 +125,13 @@ impl Build for Cuda {
         store: Arc<ExpertStore>,
     ) -> Result<Box<dyn Backend>, BackendError> {
         let mut cuda = self;
-        let helper = match (cuda.helper.take(), described.helper) {
-            (Some(helper), Some(region)) => {
-                Some(helper.build(&spec, region, &mut arena, Arc::clone(&store))?)
+        let host = match (cuda.host.take(), described.host) {
+            (Some((host, share)), Some(region)) => {
+                Some((host.build(&spec, region, &mut arena, Arc::clone(&store))?, share))
             }
             _ => None,
         };
-        Ok(Box::new(CudaBackend::new(cuda, spec, described, weights, (&store, helper))?))
+        Ok(Box::new(CudaBackend::new(cuda, spec, described, weights, (&store, host))?))
     }
 }
 
@@ -211,9 +200,9 @@ impl CudaBackend {
         spec: Spec,
         described: Described,
         weights: Vec<WeightData>,
-        (store, helper): (&Arc<ExpertStore>, Option<Box<dyn ExpertHelper>>),
+        (store, host): (&Arc<ExpertStore>, Option<Computes>),
     ) -> Result<CudaBackend, BackendError> {
-        let Cuda { context, kernels, free, helper_share: cuda_share, .. } = cuda;
+        let Cuda { context, kernels, free, .. } = cuda;
         context.enter().map_err(failed)?;
         let memory = DeviceMemory::new(&context, described.bytes).map_err(|error| {
             let (free, all) = context.memory().unwrap_or_default();
@@ -227,15 +216,8 @@ impl CudaBackend {
         let stream = Stream::new(&context).map_err(failed)?;
         let mut stage = Stage::new(&context).map_err(failed)?;
         let weights = Weights::load(&described.weights, &memory, weights, &mut stage, &stream)?;
-        let tiers = Tiers::load(
-            (&spec, described.tiers),
-            helper.map(|helper| (helper, cuda_share)),
-            &memory,
-            store,
-            &mut stage,
-            &context,
-            &stream,
-        )?;
+        let tiers =
+            Tiers::load((&spec, described.tiers), host, &memory, store, &mut stage, &context, &stream)?;
         let state = State::new(&spec, &described.layers, &memory, &stream)?;
         let inputs = Inputs::new(&context, &described.inputs, &memory).map_err(failed)?;
         let rope: DeviceSlice<f32> = memory.part(described.rope.offset(), described.rope.bytes() / 4);
@@ -371,7 +353,7 @@ impl CudaBackend {
         queued.inspect_err(|_| self.forget())
     }
 
-    /// Computes what is queued asks the helper for.
+    /// Computes what is queued asks the host for.
     fn serve(&mut self) -> Result<(), BackendError> {
         self.tiers.desk.as_mut().map_or(Ok(()), |desk| desk.serve(&self.stream))
     }
@@ -379,8 +361,9 @@ impl CudaBackend {
     /// Drops what ops have left for others: one of their window failed.
     fn forget(&mut self) {
         self.waiting.clear();
-        // What is queued may wait for answers; that it fails is known.
-        let _ = self.serve();
+        if let Some(desk) = &mut self.tiers.desk {
+            desk.release(&self.stream);
+        }
         (self.left, self.left_route, self.left_experts, self.fresh) = (None, None, None, None);
     }
 
@@ -423,8 +406,9 @@ impl CudaBackend {
             recordings.note(ops, costs);
             return Ok(());
         };
-        if let Some(ring) = &mut self.tiers.ring {
-            ring.lend(&self.stream).map_err(failed)?;
+        if known.graph.is_none() {
+            // Nothing is recorded while the GPU waits for the host: the driver may wait for the GPU.
+            self.serve()?;
         }
         // Inputs first: what is there already is not copied again, so that no copy gets into the recording.
         ops.iter().try_for_each(|waiting| self.bring(waiting))?;
@@ -443,6 +427,9 @@ impl CudaBackend {
             if let Some(desk) = &mut self.tiers.desk {
                 known.asked = std::mem::take(&mut desk.recorded);
             }
+            if let Some(ring) = &mut self.tiers.ring {
+                known.lends = std::mem::take(&mut ring.recorded);
+            }
             known.graph = Some(recorded?);
         }
         for waiting in &ops {
@@ -454,6 +441,9 @@ impl CudaBackend {
             }
         }
         self.fresh = None;
+        if let Some(ring) = self.tiers.ring.as_mut().filter(|_| known.lends) {
+            ring.lend(&self.stream).map_err(failed)?;
+        }
         let (start, end) = (self.event()?, self.event()?);
         start.record(&self.stream).map_err(failed)?;
         let graph = known.graph.as_ref().expect("recorded above");
@@ -493,14 +483,15 @@ impl CudaBackend {
     /// Queues what waits, waits for everything, and adds up the times.
     fn finish(&mut self) -> Result<(), BackendError> {
         self.flush()?;
-        self.add_times()
+        self.add_times()?;
+        if let Some(desk) = &mut self.tiers.desk {
+            desk.done();
+        }
+        Ok(())
     }
 
     fn add_times(&mut self) -> Result<(), BackendError> {
         self.stream.synchronize().map_err(failed)?;
-        if let Some(desk) = &mut self.tiers.desk {
-            desk.done();
-        }
         for Timed { start, end, costs } in self.timed.drain(..) {
             let nanoseconds = f64::from(end.milliseconds_since(&start).map_err(failed)?) * 1e6;
             for (family, share, bytes) in costs {
@@ -525,6 +516,16 @@ fn reads_mixed(op: &Op<'_>) -> bool {
     )
 }
 
+impl Drop for CudaBackend {
+    fn drop(&mut self) {
+        if let Some(desk) = &mut self.tiers.desk {
+            desk.release(&self.stream);
+        }
+        // What fails here has failed before. Host memory is read by what is queued.
+        let _ = self.stream.synchronize();
+    }
+}
+
 impl Backend for CudaBackend {
     fn name(&self) -> String {
         let device = self.context.device();
@@ -533,7 +534,12 @@ impl Backend for CudaBackend {
 
     fn begin_step(&mut self) {}
 
-    fn end_step(&mut self) {}
+    fn end_step(&mut self) {
+        // A window that was given up behind its first layers.
+        if let Some(desk) = self.tiers.desk.as_mut().filter(|desk| desk.is_outstanding()) {
+            desk.release(&self.stream);
+        }
+    }
 
     fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError> {
         self.context.enter().map_err(failed)?;

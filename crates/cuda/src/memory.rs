@@ -21,8 +21,8 @@ pub struct Described {
     pub(crate) kept: Region,
     pub(crate) rope: Region,
     pub(crate) scratch: Region,
-    /// Where the helper computes, if there is one.
-    pub(crate) helper: Option<Region>,
+    /// Where the host computes experts, if it does.
+    pub(crate) host: Option<Region>,
     /// All of it, bytes.
     pub(crate) bytes: usize,
 }
@@ -49,5 +49,5 @@ pub(crate) fn describe(
     // Experts take what is left.
     let tiers = TierRegions::describe(spec, experts, plan, budget, helped);
     let bytes = plan.device_bytes();
-    Described { weights, tiers, buffers, layers, inputs, kept, rope, scratch, helper: None, bytes }
+    Described { weights, tiers, buffers, layers, inputs, kept, rope, scratch, host: None, bytes }
 }

@@ -148,8 +148,9 @@ pub(crate) struct Recording {
     pub(crate) graph: Option<Graph>,
     /// Per op.
     pub(crate) costs: Vec<Cost>,
-    /// What it asks a helper for.
+    /// What it asks the host for, and whether it uses the ring's memory.
     pub(crate) asked: Vec<Asked>,
+    pub(crate) lends: bool,
 }
 
 /// The recordings, the latest last.
@@ -177,7 +178,7 @@ impl Recordings {
         if self.0.len() == MOST_RECORDINGS {
             self.0.remove(0);
         }
-        self.0.push(Recording { ops, graph: None, costs, asked: Vec::new() });
+        self.0.push(Recording { ops, graph: None, costs, asked: Vec::new(), lends: false });
     }
 }
 

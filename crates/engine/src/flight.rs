@@ -101,7 +101,7 @@ impl Flight {
 }
 
 /// Rows of the next window of a prompt with `left` tokens to read: all windows about alike, for a last one of a few rows costs nearly as
-/// much as a whole one. Whole multiples of [`EVEN`] but for the last.
+/// much as a whole one. Whole multiples of [`EVEN`], or the whole window, but for the last.
 pub(crate) fn rows_of_next(left: usize, window: usize) -> usize {
     let windows = left.div_ceil(window).max(1);
     left.div_ceil(windows).next_multiple_of(EVEN).min(window).min(left)

@@ -172,11 +172,7 @@ fn prepare<B: Build>(
         match config.experts {
             _ if heap || !builder.reads_experts_in_memory(&described.4) => Ok(described),
             ExpertHome::Auto => describe_with(window, true),
-            _ => Err(EngineError::Config(
-                "the device has no room for all experts and reads the others from memory, so they can't be \
-                 mapped only: leave the choice to Strata, or have them in the heap"
-                    .into(),
-            )),
+            _ => Err(EngineError::MappedOnly),
         }
     };
     let window = match config.window {
@@ -193,7 +189,11 @@ fn prepare<B: Build>(
                 true => (available / 4, builder.window_for_experts_in_memory()),
                 false => (available / 16, builder.window()),
             };
-            let fits = |window| describe(window).is_ok_and(|(plan, ..)| used(&plan) <= room);
+            // Nor may a window push experts off a device that has room for all.
+            let stays = |described: &B::Described| brought || !builder.reads_experts_in_memory(described);
+            let fits = |window| {
+                describe(window).is_ok_and(|(plan, .., described)| used(&plan) <= room && stays(&described))
+            };
             largest(1, most.min(context), fits).unwrap_or(1)
         }
     };
@@ -343,7 +343,12 @@ fn promote(
                 }
             }
         };
-        threads.push((readers.spawn)("experts", Box::new(read)).map_err(EngineError::Thread)?);
+        match (readers.spawn)("experts", Box::new(read)) {
+            Ok(thread) => threads.push(thread),
+            // Fewer read as well.
+            Err(refused) if threads.is_empty() => return Err(EngineError::Thread(refused)),
+            Err(_) => break,
+        }
     }
     drop(tell);
     let (mut bytes, of) = (0, lowered.expert_bytes());

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use strata_cpu::CpuHelper;
+use strata_cpu::CpuHostExperts;
 use strata_cuda::driver::Device;
 use strata_cuda::{Cuda, ExpertCache, Room};
 use strata_engine::{EngineConfig, Sampling};
@@ -151,7 +151,7 @@ fn small_model(
     let mut steps = (Found::default(), Duration::ZERO);
     // With all experts on the GPU, with some, with none: the others are read from memory, or come through the ring, or the CPU computes them.
     use ExpertCache::{Auto, Experts};
-    for (window, read, expert_cache, helper_share) in [
+    for (window, read, expert_cache, share) in [
         (120, 120, Auto, None),
         (120, 24, Experts(0), None),
         (7, 60, Experts(17), Some(8)),
@@ -167,9 +167,9 @@ fn small_model(
             ..EngineConfig::default()
         };
         let engines = || -> Result<_, CheckError> {
-            let gpu = Cuda::new(device, Room { expert_cache, helper_share, ..Room::default() })?;
-            let gpu = match helper_share {
-                Some(_) => gpu.with_helper(Box::new(CpuHelper(whole::cpu()?))),
+            let gpu = Cuda::new(device, Room { expert_cache, ..Room::default() })?;
+            let gpu = match share {
+                Some(_) => gpu.with_host(Box::new(CpuHostExperts(whole::cpu()?)), share),
                 None => gpu,
             };
             Ok([whole::engine(path, &config, gpu)?, whole::engine(path, &config, whole::cpu()?)?])

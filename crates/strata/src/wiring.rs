@@ -8,9 +8,9 @@ use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use strata_cpu::{Cpu, CpuHelper};
+use strata_cpu::{Cpu, CpuHostExperts};
 use strata_cuda::driver::Device as Gpu;
-use strata_cuda::{Cuda, Room};
+use strata_cuda::{Cuda, ExpertCache, Room};
 use strata_engine::{Engine, EngineConfig, EngineError, ExpertHome, Planned, Readers};
 use strata_model::Model;
 use strata_plan::{Category, Limits, Place, PlanError};
@@ -95,8 +95,29 @@ impl Machine {
         Cpu::new(self.assignment.clone(), config.isa)
     }
 
-    /// The backend-to-be that the configuration asks for; by default a GPU that the model fits.
+    /// The backend-to-be that the configuration asks for, with a word on what has no effect there.
     fn builder(
+        &self,
+        model: &Arc<Model>,
+        engine: &EngineConfig,
+        config: &Config,
+        asked: &Asked,
+    ) -> Result<Builder, Failure> {
+        let builder = self.choose(model, engine, config, asked)?;
+        if let Builder::Cpu(_) = builder {
+            let given = [
+                ("cpu_experts", config.cpu_experts),
+                ("expert_cache", config.expert_cache != ExpertCache::Auto),
+            ];
+            for (key, _) in given.into_iter().filter(|(_, given)| *given) {
+                warn(format_args!("{}: it has no effect, for all is computed on the CPU", config.name(key)));
+            }
+        }
+        Ok(builder)
+    }
+
+    /// By default a GPU that everything but the experts fits.
+    fn choose(
         &self,
         model: &Arc<Model>,
         engine: &EngineConfig,
@@ -112,12 +133,11 @@ impl Machine {
             limit: config.vram_limit,
             reserve: config.vram_reserve,
             expert_cache: config.expert_cache,
-            helper_share: None,
         };
         let open = || -> Result<Cuda, String> {
             let cuda = Cuda::new(&gpu(number)?, room).map_err(|error| error.to_string())?;
             Ok(match config.cpu_experts {
-                true => cuda.with_helper(Box::new(CpuHelper(self.cpu(config)))),
+                true => cuda.with_host(Box::new(CpuHostExperts(self.cpu(config))), None),
                 false => cuda,
             })
         };
@@ -127,14 +147,14 @@ impl Machine {
         }
         let why = match open() {
             Ok(cuda) => {
-                let planned = Engine::plan(model, engine, &self.limits, &cuda);
-                match planned.map_err(|error| asked.refused(error))?.check(&self.limits) {
-                    Ok(()) => return Ok(Builder::Cuda(Box::new(cuda))),
-                    Err(short) => {
-                        warn(format_args!("the GPU is not used: {short}"));
-                        return Ok(Builder::Cpu(self.cpu(config)));
-                    }
-                }
+                let fits = match Engine::plan(model, engine, &self.limits, &cuda) {
+                    Ok(planned) => planned.check(&self.limits).map_err(|short| short.to_string()),
+                    Err(error @ EngineError::MappedOnly) => Err(error.to_string()),
+                    Err(error) => return Err(asked.refused(error)),
+                };
+                let Err(short) = fits else { return Ok(Builder::Cuda(Box::new(cuda))) };
+                warn(format_args!("the GPU is not used: {short}"));
+                return Ok(Builder::Cpu(self.cpu(config)));
             }
             Err(why) => why,
         };
@@ -241,7 +261,7 @@ impl Asked {
             let advice = match category {
                 Category::Cache => self.less,
                 Category::Window | Category::Scratch => "lower --window",
-                Category::Experts if error.place == Place::Device => "give --device cpu",
+                Category::Experts if error.place == Place::Device || error.with_device => "give --device cpu",
                 Category::Experts => "give --experts mapped",
                 Category::Weights | Category::Table | Category::Recurrent => continue,
             };
@@ -307,6 +327,11 @@ mod tests {
         plan.item(Category::Experts, "more of them", Place::Mapped, 900);
         let said = sentence(&plan, &Asked { with: None, less: "give fewer --ids" });
         assert!(said.ends_with("; lower --window, or give --experts mapped, or give fewer --ids"), "{said}");
+        let mut beside = Plan::new();
+        beside.item(Category::Experts, "routed experts", Place::Heap, 900);
+        beside.device(Category::Weights, "dense weights", 1);
+        let said = sentence(&beside, &context);
+        assert!(said.ends_with("; give --device cpu"), "{said}");
         let mut states = Plan::new();
         states.item(Category::Recurrent, "states", Place::Heap, 900);
         let said = sentence(&states, &context);

@@ -245,11 +245,11 @@ fn experts_for_a_device() {
         let mut alone = Vec::new();
         for threads in [1, 2] {
             let rig = Rig::new(Recipe { threads, grain: Some(1), ..recipe.clone() });
-            let mut helper = rig.helper();
-            helper.begin_step();
+            let mut host = rig.host();
+            host.begin_step();
             for experts in [vec![2u32], vec![5], (1..=used as u32).collect(), vec![]] {
                 let mut out = vec![0.0; experts.len() * d];
-                helper.outputs(QSA, &rig.experts, &experts, &u, &mut out).unwrap();
+                host.outputs(QSA, &rig.experts, &experts, &u, &mut out).unwrap();
                 for (expert, out) in experts.iter().zip(out.chunks_exact(d)) {
                     let [gate, up, down] = rig.expert_values[*expert as usize].clone();
                     check(
@@ -261,11 +261,11 @@ fn experts_for_a_device() {
                     alone.push((*expert, out.to_vec()));
                 }
             }
-            helper.end_step();
+            host.end_step();
             let mut out = vec![0.0; d];
             let more = vec![0; used + 1];
-            assert!(helper.outputs(QSA, &rig.experts, &more, &u, &mut vec![0.0; (used + 1) * d]).is_err());
-            assert!(helper.outputs(QSA, &rig.experts, &[99], &u, &mut out).is_err());
+            assert!(host.outputs(QSA, &rig.experts, &more, &u, &mut vec![0.0; (used + 1) * d]).is_err());
+            assert!(host.outputs(QSA, &rig.experts, &[99], &u, &mut out).is_err());
         }
         for (expert, out) in &alone {
             let first = &alone.iter().find(|(other, _)| other == expert).unwrap().1;

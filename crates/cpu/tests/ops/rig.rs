@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use strata_backend::{
-    Backend, Buffer, BufferSpec, Build, BuildHelper, ExpertHelper, ExpertWeights, GdnShape, GdnWeights,
+    Backend, Buffer, BufferSpec, Build, BuildHostExperts, ExpertWeights, GdnShape, GdnWeights, HostExperts,
     KvFormat, Layer, LayerState, MixerWeights, MoeShape, NgramShape, NgramWeights, Op, QsaShape, QsaWeights,
     Shape, SharedWeights, Span, Spec, Weight, WeightData, Window,
 };
-use strata_cpu::{Cpu, CpuHelper};
+use strata_cpu::{Cpu, CpuHostExperts};
 use strata_plan::{Arena, Plan};
 use strata_quant::{Format, Isa, dequantise};
 use strata_residency::{ExpertStore, LayerSource};
@@ -387,12 +387,12 @@ impl Rig {
     }
 
     /// Somebody who computes the same experts for a device.
-    pub fn helper(&self) -> Box<dyn ExpertHelper> {
-        let helper = Box::new(CpuHelper(cpu(&self.recipe)));
+    pub fn host(&self) -> Box<dyn HostExperts> {
+        let host = Box::new(CpuHostExperts(cpu(&self.recipe)));
         let mut plan = Plan::new();
-        let region = helper.describe(&self.spec, &mut plan);
+        let region = host.describe(&self.spec, &mut plan);
         let mut arena = Arena::new(&plan).unwrap();
-        let built = helper.build(&self.spec, region, &mut arena, Arc::clone(&self.store)).unwrap();
+        let built = host.build(&self.spec, region, &mut arena, Arc::clone(&self.store)).unwrap();
         assert_eq!(arena.taken_bytes(), plan.arena_bytes());
         built
     }

@@ -149,6 +149,11 @@ impl<T: Pod> PinnedMemory<T> {
         Ok(PinnedMemory { context: context.clone(), at: at.cast(), len })
     }
 
+    /// Its first value, for whoever shares it with the GPU while it works.
+    pub(crate) fn pointer(&self) -> *mut T {
+        self.at
+    }
+
     /// Where kernels find it.
     pub(crate) fn address(&self) -> u64 {
         // The driver gives host memory one address for both.

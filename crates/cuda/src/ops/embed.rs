@@ -3,11 +3,11 @@
 use strata_backend::{BackendError, Buffer, Shape, Weight};
 use strata_quant::Format;
 
+use super::experts::many;
 use super::{OpError, module};
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Stream};
 use crate::inputs::Ids;
-use crate::recording::MOST_ROWS;
 use crate::weights::Matrix;
 use crate::{Failed, failed};
 
@@ -77,7 +77,7 @@ impl CudaBackend {
         let table = self.weights.matrix(table, vocab, d)?;
         let x = self.buffer(x, tokens.len(), streams * d)?;
         // A window begins: experts may come already.
-        if let Some(ring) = self.tiers.ring.as_mut().filter(|_| tokens.len() > MOST_ROWS) {
+        if let Some(ring) = self.tiers.ring.as_mut().filter(|_| many(&self.spec.shape.moe, tokens.len())) {
             ring.start(&self.stream).map_err(Failed::from)?;
         }
         let ids = self.tokens(Ids::Tokens, tokens)?;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, Shape, SharedWeights, Spec};
+use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, MoeShape, Shape, SharedWeights, Spec};
 use strata_quant::Format;
 
 use super::input::{Input, Target, any_blocks};
@@ -180,6 +180,11 @@ impl Room {
     }
 }
 
+/// Whether a window has so many rows that experts without a slot come through the ring.
+pub(crate) fn many(moe: &MoeShape, rows: usize) -> bool {
+    rows > MOST_ROWS && tile(moe, rows) != FEW_PLACES
+}
+
 /// Rows for which the shared expert is computed beside the routed ones.
 pub(crate) const ASIDE: usize = 32;
 
@@ -222,7 +227,7 @@ impl CudaBackend {
         // What an op that failed may have left.
         self.left_experts = None;
         // One row reads experts where they are, a few have those fetched that they need, many have all of them come through the ring.
-        let many = rows > MOST_ROWS && tile(&moe, rows) != FEW_PLACES;
+        let many = many(&moe, rows);
         let slots = match &self.tiers.ring {
             Some(ring) if many => ring.layer(layer.0),
             _ => self.tiers.layer(layer.0),
@@ -284,8 +289,9 @@ impl CudaBackend {
     ) -> Result<LayerTable, BackendError> {
         let Some(ring) = self.tiers.ring.as_mut().filter(|_| !many) else { return Ok(*slots) };
         // What is recorded finds it lent.
-        if !self.recording {
-            ring.lend(&self.stream).map_err(failed)?;
+        match self.recording {
+            true => ring.recorded = true,
+            false => ring.lend(&self.stream).map_err(failed)?,
         }
         let of = (self.routing.params(&self.spec.shape.moe).unit_expert, units);
         let fetched = self.kernels.fetch.all(&self.stream, slots, of, self.tiers.device, ring.room());

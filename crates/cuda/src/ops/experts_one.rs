@@ -107,7 +107,7 @@ pub(crate) struct LeftExperts {
     shared: [usize; 2],
     hidden: HiddenParams,
     down: DownParams,
-    /// What the helper is asked, if there is one.
+    /// What the host is asked, if it computes experts.
     asked: Option<Asked>,
 }
 
@@ -162,7 +162,7 @@ impl CudaBackend {
         let most = HIDDEN_THREADS[usize::from(formats.together(w.gate) > 1)];
         let threads = formats.threads(w.gate, d / 32, most);
         let routed = self.routing.routed(&moe);
-        // A helper knows no scales.
+        // The host knows no scales.
         let desk = self.tiers.desk.as_ref().filter(|_| w.scales == [None; 3]).map(|desk| desk.params(layer));
         let asked = desk.map(|_| Asked { layer, weights: *w });
         let desk = desk.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Experts of one row that a helper on the host computes, while the GPU computes the others: asked for and answered in memory that both see.
+//! Experts of one row that the host computes, while the GPU computes the others: asked for and answered in memory that both see.
 //!
 //! A layer has its place: words, the row, room for answers. The GPU's kernel that chooses a row's experts writes which of those in host memory
 //! the host gets, or that it gets none, and a later kernel waits for the answers. The host looks at the layers of a step in order ([`Desk::serve`]); it
@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use strata_backend::{BackendError, ExpertHelper, ExpertWeights, Layer, Spec};
+use strata_backend::{BackendError, ExpertWeights, HostExperts, Layer, Spec};
 use strata_plan::{Category, Place, Plan};
 
 use super::split::Split;
@@ -26,10 +26,14 @@ const EXPERTS: usize = 3;
 const NOTHING: u32 = 2;
 /// Words of a layer: a line of their own.
 const WORDS: usize = 64;
+/// Experts of a row, at most: as many as there are words for.
+const MOST: usize = 32;
+/// How long whoever ends a failed step sleeps between two looks.
+const NAP: Duration = Duration::from_micros(50);
 /// How often the GPU is asked whether it is still at work.
 const LOOKS: Duration = Duration::from_millis(2);
 
-/// Where a layer's kernels find everything. Twin: `Desk` in `kernels/desk.cuh`; all zero where no host helps.
+/// Where a layer's kernels find everything. Twin: `Desk` in `kernels/desk.cuh`; all zero where it computes none.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct DeskParams {
@@ -58,13 +62,16 @@ pub(super) fn device_bytes(spec: &Spec) -> usize {
 /// Adds the host's part to the plan.
 pub(super) fn describe(spec: &Spec, plan: &mut Plan) {
     let (layers, shape) = (spec.layers.len(), &spec.shape);
-    let bytes = 4 * layers * (WORDS + (1 + shape.moe.used) * shape.hidden);
-    plan.item(Category::Scratch, "experts asked for", Place::Heap, bytes as u64);
+    let bytes = 4 * layers * (WORDS + (1 + shape.moe.used) * shape.hidden) + 4;
+    plan.item(Category::Experts, "experts asked for", Place::Heap, bytes as u64);
 }
+
+/// Who computes on the host, and always what share if not as is fastest.
+pub(crate) type Computes = (Box<dyn HostExperts>, Option<u32>);
 
 /// The desk.
 pub(crate) struct Desk {
-    helper: Box<dyn ExpertHelper>,
+    host: Box<dyn HostExperts>,
     /// `[layers][WORDS]`, `[layers][D]`, `[layers][used][D]`
     words: PinnedMemory<u32>,
     rows: PinnedMemory<f32>,
@@ -89,7 +96,7 @@ impl Desk {
     pub(super) fn new(
         context: &Context,
         spec: &Spec,
-        (helper, fixed): (Box<dyn ExpertHelper>, Option<u32>),
+        (host, fixed): Computes,
         device: DeviceSlice<u8>,
         place: DeviceSlice<u8>,
     ) -> Result<Desk, Failed> {
@@ -104,7 +111,7 @@ impl Desk {
             ..DeskParams::default()
         };
         Ok(Desk {
-            helper,
+            host,
             words: PinnedMemory::new(context, layers * WORDS)?,
             rows: PinnedMemory::new(context, layers * width)?,
             answers: PinnedMemory::new(context, layers * used * width)?,
@@ -150,14 +157,19 @@ impl Desk {
 
     /// What was queued asks for this.
     pub(crate) fn expect(&mut self, asked: &[Asked]) {
+        if asked.is_empty() {
+            return;
+        }
         self.queued.get_or_insert_with(Instant::now);
         self.outstanding.extend_from_slice(asked);
     }
 
-    fn word(&self, layer: Layer, word: usize) -> &AtomicU32 {
-        let at = &raw const self.words[usize::from(layer.0) * WORDS + word];
+    /// A layer's word.
+    fn word(&self, layer: usize, word: usize) -> &AtomicU32 {
+        let at = layer * WORDS + word;
+        assert!(at < self.words.len());
         // SAFETY: a word of memory that lives as long as `self`, aligned, and used as an atomic by both sides.
-        unsafe { AtomicU32::from_ptr(at.cast_mut()) }
+        unsafe { AtomicU32::from_ptr(self.words.pointer().add(at)) }
     }
 
     /// Computes what the layers of the queued step ask for, in their order, until the GPU needs nothing more.
@@ -168,15 +180,42 @@ impl Desk {
         if self.outstanding.is_empty() {
             return Ok(());
         }
-        let asked = std::mem::take(&mut self.outstanding);
-        self.helper.begin_step();
-        let mut failure = None;
-        let served = asked.iter().try_for_each(|asked| self.answer(asked, stream, &mut failure));
-        self.helper.end_step();
-        self.outstanding = asked;
-        self.outstanding.clear();
+        self.host.begin_step();
+        let (mut failure, mut served) = (None, Ok(()));
+        while let (Ok(()), Some(&asked)) = (&served, self.outstanding.first()) {
+            served = self.answer(asked, stream, &mut failure);
+            self.outstanding.remove(0);
+        }
+        self.host.end_step();
         served?;
         failure.map_or(Ok(()), Err)
+    }
+
+    /// Ends what is queued, of which something failed: answers whoever asks with whatever is there, until the GPU is done or lost. Nothing is
+    /// left of the step then.
+    pub(crate) fn release(&mut self, stream: &Stream) {
+        let layers = self.words.len() / WORDS;
+        while stream.is_busy() == Ok(true) {
+            for layer in 0..layers {
+                if self.word(layer, ASKED).swap(0, Ordering::Acquire) == 1 {
+                    self.word(layer, ANSWERED).store(1, Ordering::Release);
+                }
+            }
+            std::thread::sleep(NAP);
+        }
+        for layer in 0..layers {
+            for word in [ASKED, ANSWERED] {
+                self.word(layer, word).store(0, Ordering::Release);
+            }
+        }
+        self.outstanding.clear();
+        self.recorded.clear();
+        self.queued = None;
+    }
+
+    /// Whether something was queued and is not served.
+    pub(crate) fn is_outstanding(&self) -> bool {
+        !self.outstanding.is_empty()
     }
 
     /// The step is done: how long it took says what the host should get of the next.
@@ -188,38 +227,43 @@ impl Desk {
 
     fn answer(
         &mut self,
-        asked: &Asked,
+        asked: Asked,
         stream: &Stream,
         failure: &mut Option<BackendError>,
     ) -> Result<(), BackendError> {
+        let at = usize::from(asked.layer.0);
         let (mut since, mut what) = (Instant::now(), 0);
         while what == 0 {
-            what = self.word(asked.layer, ASKED).load(Ordering::Acquire);
+            what = self.word(at, ASKED).load(Ordering::Acquire);
             std::hint::spin_loop();
             if what == 0 && since.elapsed() > LOOKS {
                 since = Instant::now();
-                if !stream.is_busy().map_err(failed)?
-                    && self.word(asked.layer, ASKED).load(Ordering::Acquire) == 0
-                {
+                if !stream.is_busy().map_err(failed)? && self.word(at, ASKED).load(Ordering::Acquire) == 0 {
                     return Err(failed("a step ended without asking for a layer's experts"));
                 }
             }
         }
-        self.word(asked.layer, ASKED).store(0, Ordering::Relaxed);
+        self.word(at, ASKED).store(0, Ordering::Relaxed);
         if what == NOTHING {
             return Ok(());
         }
-        let at = usize::from(asked.layer.0);
-        let count = self.words[at * WORDS + COUNT] as usize;
-        let first = at * self.used * self.width;
-        let out = &mut self.answers[first..first + count * self.width];
-        let experts = &self.words[at * WORDS + EXPERTS..][..count];
-        let row = &self.rows[at * self.width..][..self.width];
-        if let Err(error) = self.helper.outputs(asked.layer, &asked.weights, experts, row, out) {
+        let count = (self.word(at, COUNT).load(Ordering::Relaxed) as usize).min(self.used);
+        let mut experts = [0; MOST];
+        for (place, expert) in experts[..count].iter_mut().enumerate() {
+            *expert = self.word(at, EXPERTS + place).load(Ordering::Relaxed);
+        }
+        let (experts, width) = (&experts[..count], self.width);
+        // SAFETY: the layer's row was written before it asked; its answers are read when it has been answered, and not before.
+        let (row, out) = unsafe {
+            let answers = self.answers.pointer().add(at * self.used * width);
+            let row = std::slice::from_raw_parts(self.rows.pointer().add(at * width), width);
+            (row, std::slice::from_raw_parts_mut(answers, count * width))
+        };
+        if let Err(error) = self.host.outputs(asked.layer, &asked.weights, experts, row, out) {
             out.fill(0.0);
             failure.get_or_insert(error);
         }
-        self.word(asked.layer, ANSWERED).store(1, Ordering::Release);
+        self.word(at, ANSWERED).store(1, Ordering::Release);
         Ok(())
     }
 }
@@ -240,7 +284,7 @@ mod tests {
     /// An expert multiplies by one more than its number; number 9 fails.
     struct Multiplies;
 
-    impl ExpertHelper for Multiplies {
+    impl HostExperts for Multiplies {
         fn begin_step(&mut self) {}
 
         fn end_step(&mut self) {}
@@ -386,7 +430,8 @@ mod tests {
         let (stream, mut desk) = desk(false);
         desk.expect(&asked());
         assert!(desk.serve(&stream).unwrap_err().to_string().contains("without asking"));
-        // Nothing of it is left.
+        desk.release(&stream);
+        assert!(!desk.is_outstanding());
         desk.serve(&stream).unwrap();
         fake::with(|state| state.refuses = Some(("stream_query", 700)));
         desk.expect(&asked());

@@ -6,14 +6,14 @@
 //!
 //! Invariant: an address in the table is of a whole copy of its expert, laid out by [`CopyLayout`], that stays where it is.
 
-pub(crate) mod desk;
+mod desk;
 mod ring;
 mod split;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use strata_backend::{BackendError, ExpertHelper, Spec};
+use strata_backend::{BackendError, Spec};
 use strata_plan::{Bytes, Category, Plan, Region};
 use strata_residency::{
     CopyLayout, ExpertId, ExpertStore, Heat, LayerExperts, LayerSource, Move, Pace, Roster, Slots, Tier,
@@ -23,7 +23,7 @@ use crate::driver::{Context, DeviceMemory, DeviceSlice, RegisteredMemory, Stream
 use crate::failed;
 use crate::weights::Stage;
 
-pub(crate) use desk::{Asked, Desk, DeskParams};
+pub(crate) use desk::{Asked, Computes, Desk, DeskParams};
 pub(crate) use ring::Ring;
 
 /// Places of the ring: copies are so far ahead of the products, and a layer is taken in about half as many parts.
@@ -71,7 +71,7 @@ pub(crate) struct TierRegions {
     memory: Region,
     /// The ring, where slots are too few for all experts.
     ring: Option<Region>,
-    /// Where a helper on the host is asked, if there is one and experts are left to it.
+    /// Where the host is asked, if it computes experts and some are left to it.
     desk: Option<Region>,
     /// The residency table, and behind it the ring's and that of fetched experts where there is a ring.
     table: Region,
@@ -101,7 +101,8 @@ impl TierRegions {
             ExpertCache::Bytes(bytes) => (bytes, usize::MAX),
         };
         let table = 8 * width * spec.layers.len();
-        let left = budget.available.saturating_sub(plan.device_bytes() as u64 + 3 * table as u64);
+        let left =
+            budget.available.saturating_sub((plan.device_bytes() as u64).saturating_add(3 * table as u64));
         let desk = desk::device_bytes(spec);
         let left = left.saturating_sub(if helped { desk as u64 } else { 0 });
         let fits = roster.total_bytes() <= left.min(bytes) && roster.len() <= most;
@@ -151,12 +152,10 @@ pub(crate) struct Tiers {
     layers: Vec<Option<LayerTable>>,
     /// For wide windows, where not all experts have slots.
     pub(crate) ring: Option<Ring>,
-    /// For one row, likewise, if somebody helps.
+    /// For one row, likewise, if the host computes some.
     pub(crate) desk: Option<Desk>,
     /// All memory of the device that is the backend's.
     pub(crate) device: DeviceSlice<u8>,
-    /// Its work may read host memory.
-    stream: Stream,
     _host: Arc<HostMemory>,
 }
 
@@ -164,7 +163,7 @@ impl Tiers {
     /// Fills the slots, and makes host memory known to the GPU where experts have to be read from there.
     pub(crate) fn load(
         (spec, regions): (&Spec, TierRegions),
-        helper: Option<(Box<dyn ExpertHelper>, Option<u32>)>,
+        computes: Option<Computes>,
         memory: &DeviceMemory,
         store: &Arc<ExpertStore>,
         stage: &mut Stage,
@@ -225,8 +224,8 @@ impl Tiers {
         stream.synchronize().map_err(failed)?;
         let device = memory.slice();
         let desk =
-            desk.zip(helper).map(|(region, helper)| Desk::new(context, spec, helper, device, place(region)));
-        Ok(Tiers { layers, ring, desk: desk.transpose()?, device, stream: stream.share(), _host: host })
+            desk.zip(computes).map(|(region, host)| Desk::new(context, spec, host, device, place(region)));
+        Ok(Tiers { layers, ring, desk: desk.transpose()?, device, _host: host })
     }
 
     /// A layer's experts.
@@ -238,14 +237,6 @@ impl Tiers {
 fn find_layer(layers: &[Option<LayerTable>], layer: u16) -> Result<LayerTable, BackendError> {
     let found = layers.get(usize::from(layer)).copied().flatten();
     found.ok_or_else(|| failed(format!("layer {layer} has no experts")))
-}
-
-impl Drop for Tiers {
-    fn drop(&mut self) {
-        // What fails here has failed before; nothing may wait for an answer any more.
-        let _ = self.desk.as_mut().map(|desk| desk.serve(&self.stream));
-        let _ = self.stream.synchronize();
-    }
 }
 
 /// The expert store's memory, as far as the GPU reads it.

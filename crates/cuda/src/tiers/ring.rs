@@ -66,6 +66,10 @@ pub(crate) struct Ring {
     next: usize,
     ahead: usize,
     lent: bool,
+    /// The end of the copies so far.
+    copied: Event,
+    /// Whether what is being recorded uses the ring's memory.
+    pub(crate) recorded: bool,
     _host: Arc<HostMemory>,
 }
 
@@ -123,6 +127,8 @@ impl Ring {
             next: 0,
             ahead: 0,
             lent: false,
+            copied: Event::new(context)?,
+            recorded: false,
             _host: Arc::clone(host),
         })
     }
@@ -168,10 +174,8 @@ impl Ring {
 
     /// Lends the ring to what is queued next, until the next window begins or goes on: copies that are under way end first, and will be made again.
     pub(crate) fn lend(&mut self, compute: &Stream) -> Result<(), DriverError> {
-        if self.next != self.ahead {
-            self.places.iter().try_for_each(|place| place.arrived.hold(compute))?;
-            self.ahead = self.next;
-        }
+        self.copied.record(&self.copies)?;
+        self.copied.hold(compute)?;
         self.lent = true;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Another machine beside a device: it computes routed experts where they lie in memory, while the device computes others.
+//! The host beside a device: it computes routed experts where they lie in memory, while the device computes others.
 
 use std::sync::Arc;
 
@@ -7,9 +7,9 @@ use strata_residency::ExpertStore;
 
 use crate::{BackendError, ExpertWeights, Layer, Spec};
 
-/// A helper not yet built, as [`crate::Build`] is for a backend.
-pub trait BuildHelper: Send {
-    /// Adds all memory that [`BuildHelper::build`] takes to the plan; of the arena it takes one region.
+/// Not yet built, as [`crate::Build`] is for a backend.
+pub trait BuildHostExperts: Send {
+    /// Adds all memory that [`BuildHostExperts::build`] takes to the plan; of the arena it takes one region.
     fn describe(&self, spec: &Spec, plan: &mut Plan) -> Region;
 
     /// Builds it into the arena that the plan sized.
@@ -19,12 +19,12 @@ pub trait BuildHelper: Send {
         region: Region,
         arena: &mut Arena,
         store: Arc<ExpertStore>,
-    ) -> Result<Box<dyn ExpertHelper>, BackendError>;
+    ) -> Result<Box<dyn HostExperts>, BackendError>;
 }
 
 /// Computes experts' products with one row, with the bits that a backend gives.
-pub trait ExpertHelper: Send {
-    /// Calls will follow one another closely until [`ExpertHelper::end_step`]: threads may stay awake between them.
+pub trait HostExperts: Send {
+    /// Calls will follow one another closely until [`HostExperts::end_step`]: threads may stay awake between them.
     fn begin_step(&mut self);
 
     /// Nothing more is coming soon: whoever waits must sleep.

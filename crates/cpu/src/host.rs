@@ -2,30 +2,30 @@
 //!
 //! Owns a bench of its own. The products are the CPU backend's.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use strata_backend::{BackendError, BuildHelper, ExpertHelper, ExpertWeights, Layer, MoeShape, Spec};
+use strata_backend::{BackendError, BuildHostExperts, ExpertWeights, HostExperts, Layer, MoeShape, Spec};
 use strata_plan::{Arena, Category, Place, Plan, Region};
 use strata_quant::Activations;
 use strata_residency::ExpertStore;
 use strata_topology::Pool;
 
 use crate::bench::{Bench, Crew, SLACK};
-use crate::experts::{self, Units};
+use crate::experts::{Stage, unit_floats};
 use crate::{Cpu, failed};
 
-/// The CPU, not yet built into a helper: on its threads, the caller's being one of them.
-pub struct CpuHelper(pub Cpu);
+/// The CPU, not yet built: on its threads, the caller's being one of them.
+pub struct CpuHostExperts(pub Cpu);
 
 /// The longest column that is quantised.
 fn longest(spec: &Spec) -> usize {
     spec.shape.hidden.max(spec.shape.moe.width).next_multiple_of(32)
 }
 
-impl BuildHelper for CpuHelper {
+impl BuildHostExperts for CpuHostExperts {
     fn describe(&self, spec: &Spec, plan: &mut Plan) -> Region {
         let used = spec.shape.moe.used;
-        let floats = experts::unit_floats(&spec.shape, used) + SLACK;
+        let floats = unit_floats(&spec.shape, used) + SLACK;
         let columns = used * Activations::bytes_for(longest(spec), 1);
         plan.item(Category::Scratch, "cpu quantised columns", Place::Heap, columns as u64);
         plan.heap(Category::Scratch, "cpu experts", floats * size_of::<f32>())
@@ -37,7 +37,7 @@ impl BuildHelper for CpuHelper {
         region: Region,
         arena: &mut Arena,
         store: Arc<ExpertStore>,
-    ) -> Result<Box<dyn ExpertHelper>, BackendError> {
+    ) -> Result<Box<dyn HostExperts>, BackendError> {
         let (Cpu { assignment, isa, grain }, used) = (self.0, spec.shape.moe.used);
         let floats = arena.take(region).map_err(failed)?;
         let acts = (0..used).map(|_| Activations::new(longest(spec), 1)).collect();
@@ -65,7 +65,7 @@ struct CpuExperts {
     moe: MoeShape,
 }
 
-impl ExpertHelper for CpuExperts {
+impl HostExperts for CpuExperts {
     fn begin_step(&mut self) {
         self.crew.pool.begin_step();
     }
@@ -93,16 +93,20 @@ impl ExpertHelper for CpuExperts {
         if count == 0 {
             return Ok(());
         }
-        let units = Units { order: &self.order[..count], experts, bounds: &self.bounds[..=count] };
-        experts::together(
-            self.crew.team(),
-            &self.store,
-            (layer, weights),
-            (self.d, self.moe),
-            units,
+        let stage = Stage {
+            store: &self.store,
+            layer,
+            formats: *weights,
+            scales: [None; 3],
+            d: self.d,
+            moe: self.moe,
             u,
-            out,
-            &mut self.bench,
-        )
+            order: &self.order[..count],
+            units: experts,
+            bounds: &self.bounds[..=count],
+            error: OnceLock::new(),
+        };
+        stage.together(self.crew.team(), 0..count, out, self.bench.whole());
+        stage.error.into_inner().map_or(Ok(()), Err)
     }
 }
