@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use strata_plan::{Arena, Limits, Plan};
 use strata_quant::Format;
-use strata_residency::{Bytes, ExpertStore, LayerSource};
+use strata_residency::{Bytes, ExpertId, ExpertStore, LayerSource};
 
 use crate::{Backend, BackendError, Spec};
 
@@ -58,9 +58,10 @@ pub trait Build {
         plan: &mut Plan,
     ) -> Result<Self::Described, BackendError>;
 
-    /// Whether some experts will be read from memory that the backend makes known to its device: they have to be in the heap tier.
-    fn reads_experts_in_memory(&self, _described: &Self::Described) -> bool {
-        false
+    /// The experts that it will read from memory which it makes known to its device: they have to be in the heap tier. None for a backend that takes
+    /// experts wherever they are, or keeps copies of all.
+    fn experts_in_memory(&self, _described: &Self::Described) -> Option<Vec<ExpertId>> {
+        None
     }
 
     /// Builds the backend into the arena that the plan sized. Afterwards it allocates nothing.

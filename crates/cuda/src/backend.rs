@@ -8,7 +8,7 @@ use strata_backend::{
     MOST_LARGEST, Op, SeqSlot, Span, Spec, WeightData,
 };
 use strata_plan::{Arena, Limits, Plan};
-use strata_residency::{ExpertStore, LayerSource};
+use strata_residency::{ExpertId, ExpertStore, LayerSource};
 
 use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, PinnedMemory, Stream};
 use crate::inputs::{Ids, Inputs};
@@ -112,8 +112,8 @@ impl Build for Cuda {
         Ok(Described { host: host.map(|(host, _)| host.describe(spec, plan)), ..described })
     }
 
-    fn reads_experts_in_memory(&self, described: &Described) -> bool {
-        described.tiers.reads_host()
+    fn experts_in_memory(&self, described: &Described) -> Option<Vec<ExpertId>> {
+        described.tiers.reads_host().then(|| described.tiers.without_slots())
     }
 
     fn build(

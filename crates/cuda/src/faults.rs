@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use strata_engine::{Engine, EngineConfig, EngineError, Event, Readers, Reason, Request, Sampling, Wants};
 use strata_model::Model;
-use strata_plan::Limits;
+use strata_plan::{Category, Limits, Place};
 use strata_testkit::golden;
 use strata_topology::{Role, Topology, spawn};
 
@@ -143,5 +143,31 @@ fn a_driver_that_does_not_start_is_said() {
         });
         let why = why.join().unwrap();
         assert!(why.contains(part), "{why}");
+    }
+}
+
+/// Oracle: arithmetic. An expert lives in a slot or in memory, not in both; the plan says which, and everything works from there.
+#[test]
+fn experts_live_in_one_place() {
+    fake::install();
+    let bytes = |engine: &Engine, place| -> (u64, u64) {
+        let experts = engine.planned().items().iter().filter(|item| item.category == Category::Experts);
+        let of = |name: &str| {
+            let named = experts.clone().filter(|item| item.place == place && item.name == name);
+            named.map(|item| item.bytes).sum()
+        };
+        (of("routed experts"), of("expert slots"))
+    };
+    let all = load(Room::default()).unwrap();
+    let (mapped, _) = bytes(&all, Place::Mapped);
+    assert!(mapped > 0 && bytes(&all, Place::Heap).0 == 0);
+    let (_, slots) = bytes(&all, Place::Device);
+    for kept in [0, 1, 5] {
+        let room = Room { expert_cache: ExpertCache::Experts(kept), ..Room::default() };
+        let mut engine = load(room).unwrap();
+        let (heap, device) = (bytes(&engine, Place::Heap).0, bytes(&engine, Place::Device).1);
+        assert_eq!(heap + device, slots, "{kept} on the GPU");
+        assert!((kept == 0) == (device == 0) && bytes(&engine, Place::Mapped).0 < mapped);
+        work(&mut engine).unwrap();
     }
 }

@@ -23,7 +23,7 @@ use crate::fault::check_weights;
 use crate::flight::Machine;
 use crate::graph::Work;
 use crate::lookup::Lookup;
-use crate::lower::{ExpertTensors, Lowered, layer_bytes, lower};
+use crate::lower::{ExpertTensors, Lowered, lower};
 use crate::sampling::Scratch;
 
 /// The context when none is asked for and the model allows more.
@@ -77,8 +77,7 @@ struct Prepared<D> {
     plan: Plan,
     spec: Spec,
     buffers: Buffers,
-    /// Each layer's slots in the heap tier, if experts live there.
-    slots: Vec<Region>,
+    slots: HeapSlots,
     described: D,
 }
 
@@ -158,7 +157,7 @@ fn prepare<B: Build>(
         ));
     }
     let homes: Vec<_> = lowered.experts.iter().map(|(layer, source, _)| (*layer, source.clone())).collect();
-    let describe_with = |window: usize, heap: bool| {
+    let describe_with = |window: usize, heap: Vec<ExpertId>| {
         let (spec, buffers) = spec(&lowered, config, context, window);
         let mut plan = Plan::new();
         let slots = place_weights(&mut plan, model, &lowered, heap);
@@ -167,12 +166,14 @@ fn prepare<B: Build>(
         Ok::<_, EngineError>((plan, spec, buffers, slots, described))
     };
     let describe = |window: usize| {
-        let heap = config.experts == ExpertHome::Heap;
-        let described = describe_with(window, heap)?;
-        match config.experts {
-            _ if heap || !builder.reads_experts_in_memory(&described.4) => Ok(described),
-            ExpertHome::Auto => describe_with(window, true),
-            _ => Err(EngineError::MappedOnly),
+        if config.experts == ExpertHome::Heap {
+            return describe_with(window, lowered.expert_ids().collect());
+        }
+        let described = describe_with(window, Vec::new())?;
+        match builder.experts_in_memory(&described.4) {
+            None => Ok(described),
+            Some(_) if config.experts == ExpertHome::Mapped => Err(EngineError::MappedOnly),
+            Some(experts) => describe_with(window, experts),
         }
     };
     let window = match config.window {
@@ -184,13 +185,14 @@ fn prepare<B: Build>(
             let used = |plan: &Plan| {
                 plan.by_category(Category::Window).saturating_add(plan.by_category(Category::Scratch))
             };
-            let brought = describe(1).is_ok_and(|one| builder.reads_experts_in_memory(&one.4));
+            let reads = |described: &B::Described| builder.experts_in_memory(described).is_some();
+            let brought = describe(1).is_ok_and(|one| reads(&one.4));
             let (room, most) = match brought {
                 true => (available / 4, builder.window_for_experts_in_memory()),
                 false => (available / 16, builder.window()),
             };
             // Nor may a window push experts off a device that has room for all.
-            let stays = |described: &B::Described| brought || !builder.reads_experts_in_memory(described);
+            let stays = |described: &B::Described| brought || !reads(described);
             let fits = |window| {
                 describe(window).is_ok_and(|(plan, .., described)| used(&plan) <= room && stays(&described))
             };
@@ -236,20 +238,33 @@ fn spec(lowered: &Lowered, config: &EngineConfig, context: usize, window: usize)
     (spec, buffers)
 }
 
-/// Weights and experts in their homes, and the n-gram table that stays in the file. Returns each layer's slots in the heap
-/// tier, if experts live there: side by side at the arena's start, so that huge pages can hold them.
-fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, heap: bool) -> Vec<Region> {
+/// The heap tier's slots.
+struct HeapSlots {
+    /// Those of a layer, and the bytes of each: side by side at the arena's start, so that huge pages can hold them.
+    regions: Vec<(Region, usize)>,
+    /// The experts that live in them.
+    experts: Vec<ExpertId>,
+}
+
+/// Weights and experts in their homes, and the n-gram table that stays in the file: `heap` names the experts that live in the heap tier.
+fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, heap: Vec<ExpertId>) -> HeapSlots {
     let dense = lowered.weights.iter().map(|weight| weight.bytes.len() as u64).sum();
     plan.item(Category::Weights, "dense weights", Place::Mapped, dense);
-    let mut slots = Vec::new();
+    let mut counts = BTreeMap::<u16, usize>::new();
+    for id in &heap {
+        *counts.entry(id.layer).or_default() += 1;
+    }
+    let mut slots = HeapSlots { regions: Vec::new(), experts: heap };
     for (layer, source, _) in &lowered.experts {
-        let (name, count) = ((usize::from(*layer), "routed experts"), usize::from(source.experts()));
-        match heap {
-            false => plan.item(Category::Experts, name, Place::Mapped, layer_bytes(source)),
-            true => {
-                let bytes = source.copy_layout().bytes * count;
-                slots.push(plan.heap(Category::Experts, name, bytes));
-            }
+        let (name, count) =
+            ((usize::from(*layer), "routed experts"), counts.get(layer).copied().unwrap_or(0));
+        let mapped = usize::from(source.experts()).saturating_sub(count) * source.expert_bytes();
+        if mapped > 0 {
+            plan.item(Category::Experts, name, Place::Mapped, mapped as u64);
+        }
+        if count > 0 {
+            let each = source.copy_layout().bytes;
+            slots.regions.push((plan.heap(Category::Experts, name, each * count), each));
         }
     }
     if let Some(table) = model.trunk.ngram_table.as_ref() {
@@ -279,16 +294,16 @@ fn place_buffers(plan: &mut Plan, model: &Model, spec: &Spec, logit_rows: usize)
 fn store(
     model: &Arc<Model>,
     lowered: &Lowered,
-    slots: &[Region],
+    slots: &HeapSlots,
     arena: &mut Arena,
     readers: &Readers,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Arc<ExpertStore>, EngineError> {
     let mut blocks: Vec<Block<u8>> = Vec::new();
-    for (region, (_, source, _)) in slots.iter().zip(&lowered.experts) {
+    for &(region, each) in &slots.regions {
         // A system that has none costs speed only.
-        let _ = arena.ask_for_huge_pages(*region);
-        for slot in region.parts(source.copy_layout().bytes) {
+        let _ = arena.ask_for_huge_pages(region);
+        for slot in region.parts(each) {
             blocks.push(arena.take(slot)?);
         }
     }
@@ -299,8 +314,8 @@ fn store(
         store.add_layer(*layer, source.clone())?;
     }
     let store = Arc::new(store);
-    if !slots.is_empty() {
-        promote(model, lowered, &store, readers, progress)?;
+    if !slots.experts.is_empty() {
+        promote(model, lowered, &slots.experts, &store, readers, progress)?;
     }
     Ok(store)
 }
@@ -308,11 +323,12 @@ fn store(
 /// Experts that a reader takes at a time: consecutive ones, so that the file is read in long stretches.
 const TAKEN: usize = 16;
 
-/// Copies all experts to the heap tier: by positioned reads, so that no page of the mapping becomes resident beside its copy, on as many
+/// Copies experts to the heap tier: by positioned reads, so that no page of the mapping becomes resident beside its copy, on as many
 /// threads as there are readers. Whoever is told of the progress may end it.
 fn promote(
     model: &Arc<Model>,
     lowered: &Lowered,
+    ids: &[ExpertId],
     store: &Arc<ExpertStore>,
     readers: &Readers,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
@@ -323,10 +339,7 @@ fn promote(
         let tensor = &file.gguf.tensors()[tensors[&id.layer].index(extent.tensor)];
         file.gguf.read_at(tensor, extent.range.start as u64, out).map_err(|error| error.to_string())
     })));
-    let ids = lowered.experts.iter().flat_map(|(layer, source, _)| {
-        (0..source.experts()).map(|expert| ExpertId { layer: *layer, expert })
-    });
-    let (ids, next): (Arc<[ExpertId]>, _) = (ids.collect(), Arc::new(AtomicUsize::new(0)));
+    let (ids, next): (Arc<[ExpertId]>, _) = (ids.into(), Arc::new(AtomicUsize::new(0)));
     let (tell, told) = mpsc::channel();
     let mut threads = Vec::new();
     for _ in 0..readers.most.clamp(1, ids.len().div_ceil(TAKEN).max(1)) {
@@ -351,7 +364,9 @@ fn promote(
         }
     }
     drop(tell);
-    let (mut bytes, of) = (0, lowered.expert_bytes());
+    let lengths: BTreeMap<u16, usize> =
+        lowered.experts.iter().map(|(layer, source, _)| (*layer, source.expert_bytes())).collect();
+    let (mut bytes, of) = (0, ids.iter().map(|id| lengths[&id.layer] as u64).sum());
     let ended = told.iter().try_for_each(|done| {
         bytes += done?.bytes;
         match progress(Progress { bytes, of }) {

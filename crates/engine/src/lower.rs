@@ -12,7 +12,7 @@ use strata_gguf::{Mapping, TensorInfo};
 use strata_model::roles::{self, GateUp};
 use strata_model::{LayerKind, Model, TensorRef};
 use strata_quant::{Format, dequantise};
-use strata_residency::{Bytes, LayerError, LayerSource, Tensor};
+use strata_residency::{Bytes, ExpertId, LayerError, LayerSource, Tensor};
 
 use crate::config::EngineConfig;
 use crate::error::EngineError;
@@ -31,15 +31,12 @@ pub(crate) struct Lowered {
 }
 
 impl Lowered {
-    /// All routed experts' bytes.
-    pub fn expert_bytes(&self) -> u64 {
-        self.experts.iter().map(|(_, source, _)| layer_bytes(source)).sum()
+    /// All routed experts.
+    pub fn expert_ids(&self) -> impl Iterator<Item = ExpertId> + '_ {
+        self.experts.iter().flat_map(|(layer, source, _)| {
+            (0..source.experts()).map(|expert| ExpertId { layer: *layer, expert })
+        })
     }
-}
-
-/// The bytes of a layer's routed experts.
-pub(crate) fn layer_bytes(source: &LayerSource) -> u64 {
-    source.expert_bytes() as u64 * u64::from(source.experts())
 }
 
 /// Which of the file's tensors hold a layer's experts.

@@ -10,6 +10,7 @@ mod desk;
 mod ring;
 mod split;
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -67,6 +68,8 @@ pub(crate) struct TierRegions {
     /// Experts of a row of a table.
     width: usize,
     slots: Slots,
+    /// What the slots start with.
+    loads: Vec<Move>,
     /// All slots, one behind the other.
     memory: Region,
     /// The ring, where slots are too few for all experts.
@@ -128,6 +131,7 @@ impl TierRegions {
                 "residency table",
                 if fits { table } else { 2 * table + 8 * width },
             ),
+            loads: slots.first_loads(&Heat::new(slots.roster(), Pace::default())),
             slots,
         }
     }
@@ -135,6 +139,12 @@ impl TierRegions {
     /// Whether some experts have no slot.
     pub(crate) fn reads_host(&self) -> bool {
         self.ring.is_some()
+    }
+
+    /// Those that have none.
+    pub(crate) fn without_slots(&self) -> Vec<ExpertId> {
+        let with: HashSet<ExpertId> = self.loads.iter().map(|planned| planned.load).collect();
+        self.slots.roster().ids().filter(|id| !with.contains(id)).collect()
     }
 }
 
@@ -170,13 +180,13 @@ impl Tiers {
         context: &Context,
         stream: &Stream,
     ) -> Result<Tiers, BackendError> {
-        let TierRegions { layouts, width, slots, memory: all, ring, desk, table } = regions;
+        let TierRegions { layouts, width, slots, loads, memory: all, ring, desk, table } = regions;
         let place = |region: Region| memory.part::<u8>(region.offset(), region.bytes());
         let roster = slots.roster();
         let copy = |id: ExpertId| layouts[usize::from(id.layer)].expect("a layer with experts");
 
         let mut at = vec![None; roster.len()];
-        for Move { slot, load: id, .. } in slots.first_loads(&Heat::new(roster, Pace::default())) {
+        for Move { slot, load: id, .. } in loads {
             let (start, CopyLayout { up, down, bytes }) = (slots.start(slot) as usize, copy(id));
             let to = place(all).range(start..start + bytes);
             let pinned = store.pin_current(id)?;
