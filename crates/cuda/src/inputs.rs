@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use strata_backend::{BackendError, Checkpoint, Span, Spec, check_spans};
 use strata_plan::{Category, Place, Plan, Region};
 
-use crate::driver::{Context, DeviceMemory, DeviceSlice, DriverError, Event, PinnedMemory, Stream};
+use crate::driver::{Context, DeviceMemory, DeviceSlice, DriverError, Stream, Turns};
 use crate::state::State;
 use crate::{Failed, failed};
 
@@ -95,11 +95,9 @@ impl InputRegions {
     }
 }
 
-/// Two pinned buffers that take turns, in front of one place on the device.
+/// Copies to one place on the device.
 struct Upload<T> {
-    host: [PinnedMemory<T>; 2],
-    done: [Event; 2],
-    next: usize,
+    turns: Turns<T>,
     place: DeviceSlice<T>,
     /// What is there.
     held: Vec<T>,
@@ -107,14 +105,8 @@ struct Upload<T> {
 
 impl<T: Pod + PartialEq> Upload<T> {
     fn new(context: &Context, place: DeviceSlice<T>) -> Result<Upload<T>, DriverError> {
-        let host = || PinnedMemory::new(context, place.len());
-        Ok(Upload {
-            host: [host()?, host()?],
-            done: [Event::new(context)?, Event::new(context)?],
-            next: 0,
-            place,
-            held: Vec::with_capacity(place.len()),
-        })
+        let turns = Turns::new(context, place.len())?;
+        Ok(Upload { turns, place, held: Vec::with_capacity(place.len()) })
     }
 
     /// Queues a copy of the values, unless they are there already, and returns their place.
@@ -127,13 +119,7 @@ impl<T: Pod + PartialEq> Upload<T> {
             return Ok(place);
         }
         self.held.clear();
-        let (host, done) = (&mut self.host[self.next], &self.done[self.next]);
-        done.wait()?;
-        host[..values.len()].copy_from_slice(values);
-        // SAFETY: the buffer is written again, or freed, only after `done`; freeing waits for the copy too.
-        unsafe { stream.queue_upload(host, place)? };
-        done.record(stream)?;
-        self.next ^= 1;
+        self.turns.upload(stream, values, place)?;
         self.held.extend_from_slice(values);
         Ok(place)
     }

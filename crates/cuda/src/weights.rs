@@ -6,8 +6,8 @@ use strata_backend::{BackendError, Spec, Weight, WeightData};
 use strata_plan::{Category, Plan, Region};
 use strata_quant::{Format, dequantise};
 
-use crate::driver::{Context, DeviceMemory, DeviceSlice, DriverError, Event, PinnedMemory, Stream};
-use crate::{Failed, failed};
+use crate::driver::{Context, DeviceMemory, DeviceSlice, DriverError, Stream, Turns};
+use crate::failed;
 
 /// Bytes of each of the two buffers that uploads go through.
 const STAGE: usize = 8 << 20;
@@ -115,18 +115,12 @@ fn unfit(name: &str, matrix: &Matrix, rows: usize, k: usize) -> BackendError {
     failed(format!("weight `{name}` is [{has_rows}, {has_k}] of {format}, but an op needs [{rows}, {k}]"))
 }
 
-/// Two pinned buffers that take turns.
-pub(crate) struct Stage {
-    buffers: [PinnedMemory<u8>; 2],
-    done: [Event; 2],
-    next: usize,
-}
+/// Copies of bytes of any length.
+pub(crate) struct Stage(Turns<u8>);
 
 impl Stage {
     pub(crate) fn new(context: &Context) -> Result<Stage, DriverError> {
-        let buffer = || PinnedMemory::new(context, STAGE);
-        let event = || Event::new(context);
-        Ok(Stage { buffers: [buffer()?, buffer()?], done: [event()?, event()?], next: 0 })
+        Turns::new(context, STAGE).map(Stage)
     }
 
     /// Queues a copy of bytes, which have been read when this returns.
@@ -136,20 +130,9 @@ impl Stage {
         from: &[u8],
         to: DeviceSlice<u8>,
     ) -> Result<(), BackendError> {
-        let queue = |stage: &mut Stage, chunk: &[u8], to| -> Result<(), Failed> {
-            let (buffer, done) = (&mut stage.buffers[stage.next], &stage.done[stage.next]);
-            done.wait()?;
-            buffer[..chunk.len()].copy_from_slice(chunk);
-            // SAFETY: the buffer is written again, or freed, only after `done`; freeing waits for the copy too.
-            unsafe { stream.queue_upload(buffer, to)? };
-            done.record(stream)?;
-            stage.next ^= 1;
-            Ok(())
-        };
-        let mut at = 0;
-        for chunk in from.chunks(STAGE) {
-            queue(self, chunk, to.range(at..at + chunk.len()))?;
-            at += chunk.len();
+        let places = (0..from.len()).step_by(STAGE);
+        for (start, chunk) in places.zip(from.chunks(STAGE)) {
+            self.0.upload(stream, chunk, to.range(start..start + chunk.len())).map_err(failed)?;
         }
         Ok(())
     }

@@ -12,6 +12,7 @@ mod memory;
 mod registered;
 mod stream;
 mod table;
+mod turns;
 
 pub use context::{Context, Made};
 pub use device::{Device, driver_version};
@@ -20,6 +21,7 @@ pub use memory::{DeviceMemory, DeviceSlice, PinnedMemory};
 pub use registered::RegisteredMemory;
 pub use stream::{Event, Graph, Stream};
 pub use table::NoDriver;
+pub use turns::Turns;
 
 /// A call that the driver refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
