@@ -157,10 +157,12 @@ fn prepare<B: Build>(
         ));
     }
     let homes: Vec<_> = lowered.experts.iter().map(|(layer, source, _)| (*layer, source.clone())).collect();
+    // A device has copies of what is not in the heap, made while loading.
+    let home = if builder.device_limits().is_some() { Place::File } else { Place::Mapped };
     let describe_with = |window: usize, heap: Vec<ExpertId>| {
         let (spec, buffers) = spec(&lowered, config, context, window);
         let mut plan = Plan::new();
-        let slots = place_weights(&mut plan, model, &lowered, heap);
+        let slots = place_weights(&mut plan, model, &lowered, home, heap);
         place_buffers(&mut plan, model, &spec, buffers.logit_rows);
         let described = builder.describe(&spec, &lowered.weights, &homes, &mut plan)?;
         Ok::<_, EngineError>((plan, spec, buffers, slots, described))
@@ -246,10 +248,16 @@ struct HeapSlots {
     experts: Vec<ExpertId>,
 }
 
-/// Weights and experts in their homes, and the n-gram table that stays in the file: `heap` names the experts that live in the heap tier.
-fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, heap: Vec<ExpertId>) -> HeapSlots {
+/// Weights and experts in their home, and the n-gram table that stays in the file: `heap` names the experts that live in the heap tier.
+fn place_weights(
+    plan: &mut Plan,
+    model: &Model,
+    lowered: &Lowered,
+    home: Place,
+    heap: Vec<ExpertId>,
+) -> HeapSlots {
     let dense = lowered.weights.iter().map(|weight| weight.bytes.len() as u64).sum();
-    plan.item(Category::Weights, "dense weights", Place::Mapped, dense);
+    plan.item(Category::Weights, "dense weights", home, dense);
     let mut counts = BTreeMap::<u16, usize>::new();
     for id in &heap {
         *counts.entry(id.layer).or_default() += 1;
@@ -258,9 +266,9 @@ fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, heap: Vec<Ex
     for (layer, source, _) in &lowered.experts {
         let (name, count) =
             ((usize::from(*layer), "routed experts"), counts.get(layer).copied().unwrap_or(0));
-        let mapped = usize::from(source.experts()).saturating_sub(count) * source.expert_bytes();
-        if mapped > 0 {
-            plan.item(Category::Experts, name, Place::Mapped, mapped as u64);
+        let left = usize::from(source.experts()).saturating_sub(count) * source.expert_bytes();
+        if left > 0 {
+            plan.item(Category::Experts, name, home, left as u64);
         }
         if count > 0 {
             let each = source.copy_layout().bytes;

@@ -23,7 +23,7 @@ pub enum Place {
     Heap,
     /// Pages of a file read in place: the system may drop and read them again.
     Mapped,
-    /// Read on demand, never resident.
+    /// Read on demand, or once while loading: never resident.
     File,
     /// Memory of an accelerator: it has to fit there.
     Device,
