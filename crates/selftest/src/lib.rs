@@ -56,11 +56,13 @@ impl CheckError {
 /// If there is a GPU with kernels for it, and it refuses.
 pub fn or_skip<T>(made: Result<T, CheckError>) -> Option<T> {
     use std::io::Write;
+    use std::sync::Once;
+    static SAID: Once = Once::new();
     match made {
         Ok(made) => Some(made),
         Err(error) if error.is_absence() => {
-            // Not `eprintln!`: the test harness would swallow it.
-            drop(writeln!(std::io::stderr(), "SKIPPED: {error}"));
+            // Once, for every case asks. Not `eprintln!`: the test harness would swallow it.
+            SAID.call_once(|| drop(writeln!(std::io::stderr(), "SKIPPED: {error}")));
             None
         }
         Err(error) => panic!("{error}"),
