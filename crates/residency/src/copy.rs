@@ -1,4 +1,4 @@
-//! How experts are copied between tiers, and how host memory is made known to a device.
+//! How experts are copied between tiers.
 //!
 //! A copy may still be running when [`CopyEngine::copy`] returns. Its destination is then inside the fence, and only
 //! waiting for the fence gives it back: reading too early, or reusing the destination under a running copy, does not
@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError};
 use strata_plan::Block;
 
 use crate::sync::Mutex;
-use crate::{Bytes, ExpertId, Extent, LayerSource};
+use crate::{ExpertId, Extent, LayerSource};
 
 /// Why a copy failed.
 #[derive(Debug, thiserror::Error)]
@@ -49,26 +49,6 @@ pub trait CopyEngine: Send + Sync {
 
     /// Sleeps until the copy is done and returns the filled slot.
     fn wait(&self, fence: Self::Fence) -> Result<Self::Slot, CopyError>;
-}
-
-/// Why a slice of host memory was not registered.
-#[derive(Debug, thiserror::Error)]
-#[error("{bytes} bytes of host memory could not be registered: {reason}")]
-pub struct RegisterError {
-    /// The slice's length.
-    pub bytes: usize,
-    /// What the device said.
-    pub reason: String,
-}
-
-/// Makes host memory readable by a device. Memory is registered in slices, and a slice that is refused stays usable
-/// as it was: the caller reports it and lets the device reach it another way.
-pub trait HostRegistrar: Send + Sync {
-    /// A registered slice. It keeps the memory alive, and dropping it ends the registration.
-    type Registration: Send;
-
-    /// Registers one slice.
-    fn register(&self, slice: Bytes) -> Result<Self::Registration, RegisterError>;
 }
 
 /// The heap tier's slots that hold no expert, by their length.

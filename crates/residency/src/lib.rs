@@ -35,7 +35,7 @@ mod store;
 mod sync;
 
 pub use bytes::Bytes;
-pub use copy::{CopyEngine, CopyError, HeapSlot, HostCopy, HostRegistrar, ReadAt, RegisterError};
+pub use copy::{CopyEngine, CopyError, HeapSlot, HostCopy, ReadAt};
 pub use error::{LayerError, RingError, StoreError};
 pub use heat::{Heat, Pace, STEP};
 pub use moves::{Caution, Cost, Costs, Move, plan_moves};

@@ -86,7 +86,7 @@ impl Module {
             call!(table, module_function(&mut raw, self.0.raw, function.as_ptr()))?;
             call!(table, function_parameter(raw, 0, &mut offset, &mut size))?;
             // All kernels want as much shared memory as there is: a multiprocessor that has to divide its first-level cache anew between two
-            // kernels can't run both at once. Eight answers together ran at 681 tokens/s with this, 663 without (docs/experiments.md).
+            // kernels can't run both at once (docs/experiments.md).
             call!(table, function_set(raw, PREFERRED_SHARED, 100))?;
             call!(table, function_get(&mut threads, MAX_THREADS, raw))?;
             call!(table, function_get(&mut code, CODE_OF, raw))?;

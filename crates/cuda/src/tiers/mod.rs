@@ -89,8 +89,9 @@ impl TierRegions {
         budget: Budget,
         helped: bool,
     ) -> TierRegions {
-        let (mut layouts, mut layers) = (vec![None; spec.layers.len()], Vec::new());
-        layers.resize(spec.layers.len(), LayerExperts { experts: 0, bytes: 0 });
+        let count = spec.layers.len();
+        let (mut layouts, mut layers) =
+            (vec![None; count], vec![LayerExperts { experts: 0, bytes: 0 }; count]);
         for (layer, source) in experts {
             let (layer, layout) = (usize::from(*layer), source.copy_layout());
             layouts[layer] = Some(layout);
@@ -103,11 +104,10 @@ impl TierRegions {
             ExpertCache::Experts(most) => (u64::MAX, most),
             ExpertCache::Bytes(bytes) => (bytes, usize::MAX),
         };
-        let table = 8 * width * spec.layers.len();
-        let left =
-            budget.available.saturating_sub((plan.device_bytes() as u64).saturating_add(3 * table as u64));
-        let desk = desk::device_bytes(spec);
-        let left = left.saturating_sub(if helped { desk as u64 } else { 0 });
+        let table = 8 * width * count;
+        let desk = if helped { desk::device_bytes(spec) } else { 0 };
+        let beside = (plan.device_bytes() as u64).saturating_add((3 * table + desk) as u64);
+        let left = budget.available.saturating_sub(beside);
         let fits = roster.total_bytes() <= left.min(bytes) && roster.len() <= most;
         let ring = (!fits).then(|| {
             // Two layers, one that is computed with and one that comes; half of a small card.
@@ -274,8 +274,8 @@ impl HostMemory {
                 let registered = unsafe { RegisteredMemory::new(context, stretch.clone()) };
                 memory.stretches.push(registered.map_err(|error| {
                     failed(format!(
-                        "{} of experts in memory could not be pinned for it: {error}; {} were before; raise the limit (`ulimit -l`), or \
-                         give --device cpu",
+                        "{} of experts in memory could not be pinned for it: {error}; {} were before; give --device cpu, or more room \
+                         to the GPU",
                         Bytes(stretch.len() as u64),
                         Bytes((start - pages.start) as u64),
                     ))
