@@ -71,10 +71,23 @@ pub struct FamilyCount {
     pub bytes: u64,
 }
 
+/// What the host has computed of a device's steps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct HostCount {
+    /// Layers for which the device asked the host: round trips.
+    pub asked: u64,
+    /// Experts that it computed.
+    pub experts: u64,
+    /// From when it found that it was asked to its answer, nanoseconds.
+    pub nanos: u64,
+}
+
 /// What all families have cost since the counters were last taken.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     counts: [FamilyCount; Family::ALL.len()],
+    /// Of a device that has the host compute with it.
+    pub host: HostCount,
 }
 
 impl Counters {
@@ -98,6 +111,10 @@ impl Counters {
             count.nanos += other.nanos;
             count.bytes += other.bytes;
         }
+        let HostCount { asked, experts, nanos } = other.host;
+        self.host.asked += asked;
+        self.host.experts += experts;
+        self.host.nanos += nanos;
     }
 
     /// All families' time, nanoseconds.

@@ -27,6 +27,9 @@ pub trait HostExperts: Send {
     /// Calls will follow one another closely until [`HostExperts::end_step`]: threads may stay awake between them.
     fn begin_step(&mut self);
 
+    /// A call will come in a moment: threads that sleep should wake.
+    fn rouse(&mut self);
+
     /// Nothing more is coming soon: whoever waits must sleep.
     fn end_step(&mut self);
 

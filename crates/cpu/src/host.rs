@@ -70,6 +70,10 @@ impl HostExperts for CpuExperts {
         self.crew.pool.begin_step();
     }
 
+    fn rouse(&mut self) {
+        self.crew.pool.rouse();
+    }
+
     fn end_step(&mut self) {
         self.crew.pool.end_step();
     }

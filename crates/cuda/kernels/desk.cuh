@@ -24,7 +24,7 @@ struct Desk {
     uint32_t* helped;
     float* outputs;
 
-    /// By the first warp of a block of threads: which experts the host computes, the same in every block.
+    /// By the first warp of a block of threads: which experts the host computes.
     __device__ uint32_t split(uint64_t at, bool chosen, uint32_t lane) const {
         const bool missing = chosen && (at < first || at >= end);
         const uint32_t all = __ballot_sync(ALL, missing), most = (uint32_t(__popc(all)) * *share + 8) / 16;
@@ -52,6 +52,7 @@ struct Desk {
         __syncthreads();
         if (threadIdx.x == 0) {
             say(words + ASKED, 1);
+            __threadfence_system();
         }
     }
 

@@ -67,40 +67,53 @@ __device__ void hidden(const HiddenParams& p) {
     }
     const Rows one(terms, rows, units, 0, grid);
     ready();
-    const Choice choice = choose(routed.logits, routed.all, routed.used, room);
     __shared__ uint32_t experts[WARP], helped;
-    const bool tells = blockIdx.x == 0 && blockIdx.y == 0;
-    if (threadIdx.x < WARP) {
-        const bool chosen = threadIdx.x < routed.used;
-        uint32_t which = 0;
-        if (p.desk.words != nullptr) {
-            which = p.desk.split(chosen ? p.slots[choice.expert] : 0, chosen, threadIdx.x);
-        }
-        if (chosen) {
-            experts[threadIdx.x] = choice.expert;
-        }
-        if (threadIdx.x == 0) {
-            helped = which;
-        }
-        if (tells) {
+    const bool first_block = blockIdx.x == 0 && blockIdx.y == 0, asks = p.desk.words != nullptr;
+    if (first_block || !asks) {
+        const Choice choice = choose(routed.logits, routed.all, routed.used, room);
+        if (threadIdx.x < WARP) {
+            const bool chosen = threadIdx.x < routed.used;
+            const uint32_t which = asks ? p.desk.split(chosen ? p.slots[choice.expert] : 0, chosen, threadIdx.x) : 0;
             if (chosen) {
-                routed.experts[threadIdx.x] = choice.expert, routed.shares[threadIdx.x] = choice.share;
+                experts[threadIdx.x] = choice.expert;
             }
-            if (threadIdx.x == 0 && p.desk.words != nullptr) {
-                *p.desk.helped = which;
+            if (threadIdx.x == 0) {
+                helped = which;
             }
-            __threadfence();
+            if (first_block) {
+                if (chosen) {
+                    routed.experts[threadIdx.x] = choice.expert, routed.shares[threadIdx.x] = choice.share;
+                }
+                if (threadIdx.x == 0 && asks) {
+                    *p.desk.helped = which;
+                }
+                __threadfence();
+            }
         }
-    }
-    __syncthreads();
-    if (tells && threadIdx.x == 0) {
-        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(routed.made), "r"(1) : "memory");
+        __syncthreads();
+        if (first_block && asks) {
+            p.desk.ask(helped, experts, routed.used, p.u, p.k);
+        }
+        if (first_block && threadIdx.x == 0) {
+            asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(routed.made), "r"(1) : "memory");
+        }
+    } else {
+        // Not a byte is read over the link before the host has been asked: what is written meanwhile gets there behind it all.
+        if (threadIdx.x == 0) {
+            uint32_t made = 0;
+            while (made == 0) {
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(made) : "l"(routed.made) : "memory");
+            }
+            helped = __ldcg(p.desk.helped);
+        }
+        __syncthreads();
+        if (threadIdx.x < routed.used) {
+            experts[threadIdx.x] = __ldcg(routed.experts + threadIdx.x);
+        }
+        __syncthreads();
     }
     // Not before: the kernel behind wants to know the experts.
     pass();
-    if (tells && p.desk.words != nullptr) {
-        p.desk.ask(helped, experts, routed.used, p.u, p.k);
-    }
     if ((helped >> blockIdx.y & 1) != 0) {
         // Nothing may still be on its way to a block that has ended.
         if (F::GRID > 0) {
@@ -161,8 +174,11 @@ struct AnswersParams {
     uint32_t width;
 };
 
+/// Threads that bring answers, and pieces of 16 bytes that each has under way at once: the link is far.
+constexpr uint32_t BRINGERS = 1024, UNDER_WAY = 7;
+
 /// Waits for the host, if it was asked, and brings its outputs. One block of threads.
-extern "C" __global__ void __launch_bounds__(256) strata_answers(const __grid_constant__ AnswersParams p) {
+extern "C" __global__ void __launch_bounds__(BRINGERS) strata_answers(const __grid_constant__ AnswersParams p) {
     __shared__ uint32_t which;
     pass();
     if (threadIdx.x == 0) {
@@ -177,13 +193,23 @@ extern "C" __global__ void __launch_bounds__(256) strata_answers(const __grid_co
         }
     }
     __syncthreads();
-    uint32_t left = which;
-    for (uint32_t from = 0; left != 0; from++) {
-        const uint32_t place = __ffs(left) - 1;
-        left &= left - 1;
-        for (uint32_t i = threadIdx.x * 4; i < p.width; i += blockDim.x * 4) {
-            *reinterpret_cast<float4*>(p.desk.outputs + place * p.width + i) =
-                __ldcv(reinterpret_cast<const float4*>(p.desk.answers + from * p.width + i));
+    const uint32_t width = p.width / 4, all = __popc(which) * width;
+    const float4* answers = reinterpret_cast<const float4*>(p.desk.answers);
+    for (uint32_t first = threadIdx.x; first < all; first += BRINGERS * UNDER_WAY) {
+        float4 pieces[UNDER_WAY];
+#pragma unroll
+        for (uint32_t i = 0; i < UNDER_WAY; i++) {
+            const uint32_t from = first + i * BRINGERS;
+            pieces[i] = from < all ? __ldcv(answers + from) : float4{};
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < UNDER_WAY; i++) {
+            const uint32_t from = first + i * BRINGERS;
+            if (from < all) {
+                // The place of the expert whose answer it is: the bit of that number among those set.
+                const uint32_t place = __fns(which, 0, int(from / width) + 1);
+                reinterpret_cast<float4*>(p.desk.outputs + place * p.width)[from % width] = pieces[i];
+            }
         }
     }
     __syncthreads();

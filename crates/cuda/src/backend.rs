@@ -17,7 +17,7 @@ use crate::ops::{self, Columns, Kernels, Left, LeftExperts, OpError, Routing};
 use crate::recording::{self, Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
-use crate::tiers::{Budget, Computes, ExpertCache, Tiers};
+use crate::tiers::{Budget, Computes, Desk, ExpertCache, Tiers};
 use crate::weights::{Matrix, Stage, Weights};
 use crate::{Failed, failed};
 
@@ -631,7 +631,10 @@ impl Backend for CudaBackend {
     }
 
     fn take_counters(&mut self) -> Counters {
-        std::mem::take(&mut self.counters)
+        let host = self.tiers.desk.as_mut().map(Desk::take_count);
+        let mut counters = std::mem::take(&mut self.counters);
+        counters.host = host.unwrap_or_default();
+        counters
     }
 
     fn device_bytes(&self) -> Option<u64> {

@@ -163,7 +163,7 @@ pub struct EngineFlags {
     /// Experts that the GPU keeps in its own memory: a number, or a size with its unit, e.g. 4G [default: as many as there is room for]
     #[arg(long, value_name = "N|SIZE|auto", value_parser = crate::config::expert_cache, allow_negative_numbers = true, help_heading = "Engine")]
     pub expert_cache: Option<ExpertCache>,
-    /// Have the CPU compute a share of the experts that the GPU has no room for, for one answer at a time; not measured on a whole model yet [default: off]
+    /// Have the CPU compute a share of the experts that the GPU has no room for, as large as is fastest, for one answer at a time [default: on]
     #[arg(long, value_name = "on|off", help_heading = "Engine")]
     pub cpu_experts: Option<Switch>,
     /// Instructions to compute with: scalar, avx2, avxvnni or avx512; all give the same bits [default: the fastest]

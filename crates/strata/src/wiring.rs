@@ -106,7 +106,7 @@ impl Machine {
         let builder = self.choose(model, engine, config, asked)?;
         if let Builder::Cpu(_) = builder {
             let given = [
-                ("cpu_experts", config.cpu_experts),
+                ("cpu_experts", config.was_given("cpu_experts") && config.cpu_experts),
                 ("expert_cache", config.expert_cache != ExpertCache::Auto),
             ];
             for (key, _) in given.into_iter().filter(|(_, given)| *given) {

@@ -5,12 +5,13 @@
 //! - Cores are ranked big before little, and within a kind by package, NUMA node, L3 group and number, so
 //!   that few threads share a cache. A core counts as one, whatever its SMT siblings.
 //! - *Driver*: the first core, all its allowed siblings. *Compute*: the first sibling of each of the next
-//!   `threads - 1` cores, one set for all workers; the kernel balances inside it.
+//!   `threads - 1` cores, a CPU for each worker: left to the kernel, one that is woken may land behind another that
+//!   spins, and stay there until the next tick, milliseconds later.
 //! - *Front* (tokenizer, clients): the cores that neither drive nor compute, if there are some; else as Io.
 //! - *Io* (reads and the copies behind them): everything but the driver's core, if that leaves something;
 //!   else everything.
 //! - With more threads than cores the compute set grows by the other siblings; with more than CPUs, driver
-//!   and compute share all CPUs.
+//!   and compute share all CPUs, and the kernel balances.
 //!
 //! Invariant: no set is empty and none leaves the allowed CPUs.
 
@@ -101,6 +102,16 @@ impl Assignment {
             Role::Io => &self.io,
             Role::Front => &self.front,
         }
+    }
+
+    /// The CPUs of a worker of the pool, counted from 1: one of its own, where there are enough.
+    pub fn worker(&self, worker: usize) -> CpuSet {
+        let own = self
+            .compute
+            .iter()
+            .nth(worker.wrapping_sub(1))
+            .filter(|_| self.threads - 1 <= self.compute.len());
+        own.map_or_else(|| self.compute.clone(), |cpu| CpuSet::from_iter([cpu]))
     }
 }
 

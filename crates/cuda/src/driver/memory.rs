@@ -9,7 +9,10 @@ use bytemuck::Pod;
 use super::table::DevicePtr;
 use super::{Context, DriverError, call};
 
-/// An allocation in device memory.
+/// What kernels bring from memory at once, whole. Twin: in `kernels/shared.cuh`.
+pub(crate) const LINE: usize = 128;
+
+/// An allocation in device memory, of whole lines.
 pub struct DeviceMemory {
     context: Context,
     at: DevicePtr,
@@ -20,8 +23,7 @@ impl DeviceMemory {
     /// Takes `len` bytes, with whatever is in them.
     pub fn new(context: &Context, len: usize) -> Result<DeviceMemory, DriverError> {
         let mut at = 0;
-        // Kernels copy in pieces of 16 bytes.
-        let bytes = len.max(1).checked_next_multiple_of(16).unwrap_or(len);
+        let bytes = len.max(1).checked_next_multiple_of(LINE).unwrap_or(len);
         // SAFETY: writes one address; the driver refuses zero bytes.
         unsafe { call!(context.table(), allocate(&mut at, bytes)) }?;
         context.count(|made| &made.device);

@@ -17,6 +17,7 @@ mod turns;
 pub use context::{Context, Made};
 pub use device::{Device, driver_version};
 pub use kernel::{Grid, Kernel, Module};
+pub(crate) use memory::LINE;
 pub use memory::{DeviceMemory, DeviceSlice, PinnedMemory};
 pub use registered::RegisteredMemory;
 pub use stream::{Event, Graph, Stream};

@@ -6,12 +6,12 @@ use strata_quant::Format;
 
 use super::experts::SharedRoom;
 use super::input::{Input, Target};
-use super::one::{Formats, LINE, One, Split, THREADS, Wanted, brought};
+use super::one::{Formats, One, Split, THREADS, Wanted, brought};
 use super::route::{Routed, choice_room};
 use super::{ByFormat, OpError, SEGMENT, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
-use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
+use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, LINE};
 use crate::tiers::{Asked, DeskParams, LayerTable};
 use crate::weights::Matrix;
 
@@ -72,6 +72,9 @@ const HIDDEN_THREADS: [usize; 2] = [480, THREADS];
 /// Threads of a block of the second kernel, at most, and blocks that a multiprocessor has at once, for the same formats. Twins: as above.
 const DOWN_THREADS: usize = 256;
 const DOWN_BLOCKS: [usize; 2] = [3, 2];
+
+/// Threads that bring the host's answers. Twin: as above.
+const BRINGERS: u32 = 1024;
 
 /// The kernels of a block format.
 struct OfFormat {
@@ -265,7 +268,7 @@ impl CudaBackend {
                 width: left.hidden.k,
                 padding: 0,
             };
-            let one = Grid { blocks: [1; 3], threads: 256 };
+            let one = Grid { blocks: [1; 3], threads: BRINGERS };
             // SAFETY: the desk has an answer's room for each of the row's experts, on both sides.
             unsafe { self.kernels.experts_one.answers.launch(&self.stream, one, &p) }
                 .map_err(Failed::from)?;

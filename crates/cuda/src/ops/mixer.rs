@@ -5,11 +5,11 @@ use strata_backend::{BackendError, Buffer, MixerWeights, Op, Shape, Spec, Weight
 use super::experts::ASIDE;
 use super::few::Layout;
 use super::input::{Input, Target, any_blocks};
-use super::one::{Formats, LINE, Split, THREADS, brought, code, float_room};
+use super::one::{Formats, Split, THREADS, brought, code, float_room};
 use super::{ByFormat, OpError, module};
 use crate::Failed;
 use crate::backend::CudaBackend;
-use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
+use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, LINE};
 use crate::inputs::Ids;
 use crate::scratch::Scratch;
 use crate::weights::Matrix;

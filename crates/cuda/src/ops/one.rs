@@ -5,7 +5,7 @@ use strata_quant::Format;
 
 use super::products::Columns;
 use super::{ByFormat, OpError, SEGMENT, module};
-use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
+use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, LINE, Module, Stream};
 use crate::weights::Matrix;
 
 /// Matrices of a launch. Twin: `OneParams`.
@@ -119,9 +119,6 @@ pub(crate) fn code(format: Format) -> u32 {
         _ => 0,
     }
 }
-
-/// What memory is moved by, bytes. Twin: `LINE` in `kernels/shared.cuh`.
-pub(crate) const LINE: usize = 128;
 
 /// Bytes of shared memory that so many bytes take from whatever address, whole lines. Twin: `brought` there.
 pub(crate) fn brought(bytes: usize) -> usize {

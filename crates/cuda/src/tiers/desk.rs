@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use strata_backend::{BackendError, ExpertWeights, HostExperts, Layer, Spec};
+use strata_backend::{BackendError, ExpertWeights, HostCount, HostExperts, Layer, Spec};
 use strata_plan::{Category, Place, Plan};
 
 use super::split::Split;
@@ -30,6 +30,8 @@ const WORDS: usize = 64;
 const MOST: usize = 32;
 /// How long whoever ends a failed step sleeps between two looks.
 const NAP: Duration = Duration::from_micros(50);
+/// So long before a layer asks the host's threads are woken: it takes about this for 15 of them (docs/experiments.md).
+const LEAD: Duration = Duration::from_micros(30);
 /// How often the GPU is asked whether it is still at work.
 const LOOKS: Duration = Duration::from_millis(2);
 
@@ -89,6 +91,10 @@ pub(crate) struct Desk {
     /// What is being recorded asks for.
     pub(crate) recorded: Vec<Asked>,
     queued: Option<Instant>,
+    /// When the host was last asked or had answered, in the step that it serves; and how long after that a layer usually asks.
+    last: Option<Instant>,
+    gaps: Vec<Duration>,
+    count: HostCount,
 }
 
 impl Desk {
@@ -125,6 +131,9 @@ impl Desk {
             outstanding: Vec::with_capacity(layers),
             recorded: Vec::with_capacity(layers),
             queued: None,
+            last: None,
+            gaps: vec![Duration::ZERO; layers],
+            count: HostCount::default(),
         })
     }
 
@@ -181,6 +190,7 @@ impl Desk {
             return Ok(());
         }
         self.host.begin_step();
+        self.last = None;
         let (mut failure, mut served) = (None, Ok(()));
         while let (Ok(()), Some(&asked)) = (&served, self.outstanding.first()) {
             served = self.answer(asked, stream, &mut failure);
@@ -225,6 +235,11 @@ impl Desk {
         }
     }
 
+    /// What the host computed since this was last taken.
+    pub(crate) fn take_count(&mut self) -> HostCount {
+        std::mem::take(&mut self.count)
+    }
+
     fn answer(
         &mut self,
         asked: Asked,
@@ -233,9 +248,13 @@ impl Desk {
     ) -> Result<(), BackendError> {
         let at = usize::from(asked.layer.0);
         let (mut since, mut what) = (Instant::now(), 0);
+        let mut due = self.last.map(|last| last + self.gaps[at].saturating_sub(LEAD));
         while what == 0 {
             what = self.word(at, ASKED).load(Ordering::Acquire);
             std::hint::spin_loop();
+            if due.take_if(|due| Instant::now() >= *due).is_some() {
+                self.host.rouse();
+            }
             if what == 0 && since.elapsed() > LOOKS {
                 since = Instant::now();
                 if !stream.is_busy().map_err(failed)? && self.word(at, ASKED).load(Ordering::Acquire) == 0 {
@@ -244,6 +263,11 @@ impl Desk {
             }
         }
         self.word(at, ASKED).store(0, Ordering::Relaxed);
+        let asked_at = Instant::now();
+        if let Some(last) = self.last.replace(asked_at) {
+            let gap = &mut self.gaps[at];
+            *gap = (7 * *gap + asked_at.duration_since(last)) / 8;
+        }
         if what == NOTHING {
             return Ok(());
         }
@@ -264,6 +288,11 @@ impl Desk {
             failure.get_or_insert(error);
         }
         self.word(at, ANSWERED).store(1, Ordering::Release);
+        self.count.asked += 1;
+        self.count.experts += count as u64;
+        let answered = Instant::now();
+        self.count.nanos += answered.duration_since(asked_at).as_nanos() as u64;
+        self.last = Some(answered);
         Ok(())
     }
 }
@@ -286,6 +315,8 @@ mod tests {
 
     impl HostExperts for Multiplies {
         fn begin_step(&mut self) {}
+
+        fn rouse(&mut self) {}
 
         fn end_step(&mut self) {}
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::json;
-use strata_backend::{Counters, Family};
+use strata_backend::{Counters, Family, HostCount};
 use strata_engine::{Engine, EngineConfig, Event, Reason, Request, Sampling, SeqId, Wants};
 use strata_model::ngram::ReadAhead;
 use strata_plan::Bytes;
@@ -347,6 +347,28 @@ struct Measured {
     bytes: f64,
     bytes_per_second: f64,
     families: Vec<FamilyShare>,
+    /// Of a token: how often the device asked the host, for how many experts, and how long it computed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<HostShare>,
+}
+
+/// What the host computed for a device, per token.
+#[derive(Debug, Serialize)]
+struct HostShare {
+    asked: f64,
+    experts: f64,
+    seconds: f64,
+}
+
+impl HostShare {
+    fn new(count: HostCount, tokens: f64) -> HostShare {
+        let HostCount { asked, experts, nanos } = count;
+        HostShare {
+            asked: asked as f64 / tokens,
+            experts: experts as f64 / tokens,
+            seconds: nanos as f64 / 1e9 / tokens,
+        }
+    }
 }
 
 impl Measured {
@@ -381,6 +403,7 @@ impl Measured {
             bytes,
             bytes_per_second: bytes / middle,
             families,
+            host: (counters.host.asked > 0).then(|| HostShare::new(counters.host, rounds * tokens as f64)),
         }
     }
 
@@ -402,6 +425,12 @@ impl Measured {
                 100.0 * part.share,
                 part.seconds * 1e3,
                 part.bytes / 1e6
+            );
+        }
+        if let Some(HostShare { asked, experts, seconds }) = self.host {
+            out += &format!(
+                "  a token: {experts:.1} experts by the CPU, asked for {asked:.1} times, in {:.3} ms\n",
+                1e3 * seconds
             );
         }
         out
@@ -430,11 +459,14 @@ mod tests {
         let mut counters = Counters::default();
         counters.add(Family::Experts, 3_000_000, 600);
         counters.add(Family::Head, 1_000_000, 200);
+        counters.host = HostCount { asked: 40, experts: 60, nanos: 5_000_000 };
         let measured = Measured::new(Kind::Prompt(10), &mut [2.0, 1.0, 4.0], &counters, 2);
         assert_eq!((measured.tokens_per_second, measured.slowest, measured.fastest), (5.0, 2.5, 10.0));
         assert_eq!((measured.bytes, measured.bytes_per_second), (400.0, 200.0));
         assert_eq!(measured.families.iter().map(|f| f.share).collect::<Vec<_>>(), [0.75, 0.25]);
         assert_eq!(measured.families[0].seconds, 0.0015);
+        let said = measured.as_text();
+        assert!(said.contains("a token: 3.0 experts by the CPU, asked for 2.0 times, in 0.250 ms"), "{said}");
     }
 
     /// Oracle: by hand. Growth is that of the process's own pages, from the thousandth token on.

@@ -142,7 +142,7 @@ impl Config {
             device: settings.device.unwrap_or_default(),
             vram_limit: settings.vram_limit,
             expert_cache: settings.expert_cache.unwrap_or_default(),
-            cpu_experts: settings.cpu_experts.is_some_and(Switch::is_on),
+            cpu_experts: settings.cpu_experts.is_none_or(Switch::is_on),
             vram_reserve: settings.vram_reserve.unwrap_or(256 << 20),
             isa,
             log: settings.log.unwrap_or(Level::Warn),
@@ -161,6 +161,11 @@ impl Config {
     /// What to call a setting: as it was given, or its flag.
     pub fn name(&self, key: &str) -> String {
         self.names.get(key).cloned().unwrap_or_else(|| flag(key))
+    }
+
+    /// Whether a setting was given.
+    pub fn was_given(&self, key: &str) -> bool {
+        self.names.contains_key(key)
     }
 
     /// A parameter that was given and makes no sense is a mistake of usage; the model's own is one of the model.

@@ -82,9 +82,8 @@ impl Pool {
         for worker in 1..threads {
             let regions = Arc::clone(&pool.regions);
             let name = format!("compute-{worker}");
-            let thread = spawn(Role::Compute, assignment.set(Role::Compute), &name, move || {
-                regions.serve(worker, spin)
-            });
+            let thread =
+                spawn(Role::Compute, &assignment.worker(worker), &name, move || regions.serve(worker, spin));
             // An early return drops the pool, which joins those that were spawned.
             pool.workers.push(thread.map_err(|source| PoolError::Spawn { worker, threads, source })?);
         }
@@ -133,6 +132,14 @@ impl Pool {
     /// disk or a device that the caller can foresee: each costs every worker one such spin.
     pub fn begin_step(&self) {
         self.regions.begin_step();
+    }
+
+    /// A region of the running step will come in a moment: wakes the workers that sleep, who then spin for it like after one. To be called so
+    /// long before as it takes them to wake.
+    pub fn rouse(&self) {
+        if self.regions.stepping() && self.spin > Duration::ZERO {
+            self.regions.rouse();
+        }
     }
 
     /// Ends the step: who waits, sleeps.

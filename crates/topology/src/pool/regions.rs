@@ -200,6 +200,15 @@ impl<V: Variant> Regions<V> {
         }
     }
 
+    /// Wakes all who sleep. They look, and wait for a region as if one had just ended.
+    pub(super) fn rouse(&self) {
+        let epoch = &self.front.0.epoch;
+        epoch.fetch_add(1, Ordering::Release);
+        if self.sleepers.0.fetch_add(0, Ordering::AcqRel) > 0 {
+            epoch.wake_all();
+        }
+    }
+
     /// A step begins: workers may spin between its regions.
     pub(super) fn begin_step(&self) {
         self.front.0.stepping.store(true, Ordering::Relaxed);
