@@ -323,7 +323,7 @@ impl CudaBackend {
             Op::MixerWrite { rows, y, inject, x } => self.mixer_write(*rows, *y, *inject, *x),
             Op::Gdn { layer, weights, spans, u, y } => self.gdn(*layer, weights, spans, *u, *y),
             Op::Qsa { layer, weights, spans, u, y } => self.qsa(*layer, weights, spans, *u, *y),
-            Op::Route { router, rows, u } => self.route(*router, *rows, *u),
+            Op::Route { layer, router, rows, u } => self.route(*layer, *router, *rows, *u),
             Op::Group { rows } => self.group(*rows),
             Op::Experts { layer, weights, rows, u } => self.experts(*layer, weights, *rows, *u),
             Op::Combine { shared, rows, u, y } => self.combine(shared, *rows, *u, *y),
@@ -364,6 +364,7 @@ impl CudaBackend {
         if let Some(desk) = &mut self.tiers.desk {
             desk.release(&self.stream);
         }
+        self.tiers.forget();
         (self.left, self.left_route, self.left_experts, self.fresh) = (None, None, None, None);
     }
 
@@ -487,6 +488,9 @@ impl CudaBackend {
         if let Some(desk) = &mut self.tiers.desk {
             desk.done();
         }
+        if let Some(count) = self.tiers.count_step() {
+            self.counters.add_experts(count);
+        }
         Ok(())
     }
 
@@ -543,6 +547,7 @@ impl Backend for CudaBackend {
 
     fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError> {
         self.context.enter().map_err(failed)?;
+        self.tiers.see(op);
         if rows(op) > MOST_ROWS {
             let queued = self.flush_waiting().and_then(|()| self.queue_timed(op));
             return queued.inspect_err(|_| self.forget());
@@ -584,6 +589,7 @@ impl Backend for CudaBackend {
     fn read(&mut self, buffer: Buffer, first: usize, out: &mut [f32]) -> Result<(), BackendError> {
         self.flush()?;
         let all = self.buffer(buffer, 1, first + out.len())?;
+        self.tiers.bring_choices(&self.stream)?;
         self.stream.download(all.range(first..first + out.len()), out).map_err(failed)?;
         self.finish()
     }
@@ -596,12 +602,17 @@ impl Backend for CudaBackend {
     ) -> Result<bool, BackendError> {
         self.context.enter().map_err(failed)?;
         self.flush()?;
+        self.tiers.bring_choices(&self.stream)?;
         let done = self.largest_of(buffer, wanted, out)?;
         self.finish().map(|()| done)
     }
 
     fn commit(&mut self, spans: &[Span]) -> Result<(), BackendError> {
         self.flush()?;
+        let rows = spans.iter().map(|span| span.rows).sum();
+        if let Some(count) = self.tiers.count_committed(rows, &self.stream)? {
+            self.counters.add_experts(count);
+        }
         self.state.commit(spans)
     }
 

@@ -158,9 +158,11 @@ fn experts_live_in_one_place() {
         };
         (of("routed experts"), of("expert slots"))
     };
-    let all = load(Room::default()).unwrap();
+    let mut all = load(Room::default()).unwrap();
     let (file, _) = bytes(&all, Place::File);
     assert!(file > 0 && bytes(&all, Place::Heap).0 == 0);
+    work(&mut all).unwrap();
+    assert_eq!(all.take_counters().experts(), None);
     let (_, slots) = bytes(&all, Place::Device);
     for kept in [0, 1, 5] {
         let room = Room { expert_cache: ExpertCache::Experts(kept), ..Room::default() };
@@ -169,5 +171,10 @@ fn experts_live_in_one_place() {
         assert_eq!(heap + device, slots, "{kept} on the GPU");
         assert!((kept == 0) == (device == 0) && bytes(&engine, Place::File).0 < file);
         work(&mut engine).unwrap();
+        // On this GPU the first expert of each layer is chosen by all rows of all steps; slots begin with these.
+        let count = engine.take_counters().experts().unwrap();
+        let layers = engine.model().hyper.layers.len() as u64;
+        assert!(count.used > 0 && count.used.is_multiple_of(layers), "{count:?}");
+        assert_eq!(count.resident * layers, count.used * layers.min(kept as u64), "{count:?}");
     }
 }

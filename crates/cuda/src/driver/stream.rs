@@ -154,6 +154,25 @@ impl Stream {
         }
     }
 
+    /// Queues a copy to the first values of pinned memory.
+    ///
+    /// # Safety
+    /// Nobody looks at `to`, nor frees it, before the copy is done.
+    pub unsafe fn queue_download<T: Pod>(
+        &self,
+        from: DeviceSlice<T>,
+        to: &mut PinnedMemory<T>,
+    ) -> Result<(), DriverError> {
+        assert!(from.len() <= to.len());
+        // SAFETY: lengths checked; the caller leaves the target alone.
+        unsafe {
+            call!(
+                self.context().table(),
+                copy_to_host(to.pointer().cast(), from.address(), from.bytes(), self.raw())
+            )
+        }
+    }
+
     /// Queues a copy from registered memory, from the address `from` on.
     ///
     /// # Safety

@@ -6,7 +6,9 @@
 //!
 //! Invariant: an address in the table is of a whole copy of its expert, laid out by [`CopyLayout`], that stays where it is.
 
+mod chosen;
 mod desk;
+mod policy;
 mod ring;
 mod split;
 
@@ -14,7 +16,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use strata_backend::{BackendError, Spec};
+use strata_backend::{BackendError, ExpertCount, Layer, Op, Spec};
 use strata_plan::{Bytes, Category, Plan, Region};
 use strata_residency::{
     CopyLayout, ExpertId, ExpertStore, Heat, LayerExperts, LayerSource, Move, Pace, Roster, Slots, Tier,
@@ -24,7 +26,9 @@ use crate::driver::{Context, DeviceMemory, DeviceSlice, RegisteredMemory, Stream
 use crate::failed;
 use crate::weights::Stage;
 
+pub(crate) use chosen::Chosen;
 pub(crate) use desk::{Asked, Computes, Desk, DeskParams};
+use policy::Policy;
 pub(crate) use ring::Ring;
 
 /// Places of the ring: copies are so far ahead of the products, and a layer is taken in about half as many parts.
@@ -68,12 +72,15 @@ pub(crate) struct TierRegions {
     /// Experts of a row of a table.
     width: usize,
     slots: Slots,
+    heat: Heat,
     /// What the slots start with.
     loads: Vec<Move>,
     /// All slots, one behind the other.
     memory: Region,
     /// The ring, where slots are too few for all experts.
     ring: Option<Region>,
+    /// Where routing leaves its choices, where experts are beside the device.
+    chosen: Option<Region>,
     /// Where the host is asked, if it computes experts and some are left to it.
     desk: Option<Region>,
     /// The residency table, and behind it the ring's and that of fetched experts where there is a ring.
@@ -106,7 +113,8 @@ impl TierRegions {
         };
         let table = 8 * width * count;
         let desk = if helped { desk::device_bytes(spec) } else { 0 };
-        let beside = (plan.device_bytes() as u64).saturating_add((3 * table + desk) as u64);
+        let chosen = chosen::device_bytes(spec);
+        let beside = (plan.device_bytes() as u64).saturating_add((3 * table + desk + chosen) as u64);
         let left = budget.available.saturating_sub(beside);
         let fits = roster.total_bytes() <= left.min(bytes) && roster.len() <= most;
         let ring = (!fits).then(|| {
@@ -117,11 +125,13 @@ impl TierRegions {
             two.min(left / 2).max(PLACES as u64 * longest) as usize
         });
         let slots = Slots::cut(roster, left.saturating_sub(ring.unwrap_or(0) as u64).min(bytes), most);
+        let heat = Heat::new(slots.roster(), Pace::default());
         TierRegions {
             layouts,
             width,
             memory: plan.device(Category::Experts, "expert slots", slots.total_bytes() as usize),
             ring: ring.map(|bytes| plan.device(Category::Experts, "expert ring", bytes)),
+            chosen: (!fits).then(|| chosen::describe(spec, plan)),
             desk: (helped && !fits).then(|| {
                 desk::describe(spec, plan);
                 plan.device(Category::Experts, "experts asked for", desk)
@@ -131,7 +141,8 @@ impl TierRegions {
                 "residency table",
                 if fits { table } else { 2 * table + 8 * width },
             ),
-            loads: slots.first_loads(&Heat::new(slots.roster(), Pace::default())),
+            loads: slots.first_loads(&heat),
+            heat,
             slots,
         }
     }
@@ -146,6 +157,15 @@ impl TierRegions {
         let with: HashSet<ExpertId> = self.loads.iter().map(|planned| planned.load).collect();
         self.slots.roster().ids().filter(|id| !with.contains(id)).collect()
     }
+}
+
+/// Where a layer's routing leaves what it chooses, if not where every layer does.
+#[derive(Default)]
+pub(crate) struct Choices {
+    /// `[rows][used]`
+    pub(crate) experts: Option<DeviceSlice<u32>>,
+    /// `[experts]`
+    pub(crate) ends: Option<DeviceSlice<u32>>,
 }
 
 /// Where an expert's copy is.
@@ -164,6 +184,8 @@ pub(crate) struct Tiers {
     pub(crate) ring: Option<Ring>,
     /// For one row, likewise, if the host computes some.
     pub(crate) desk: Option<Desk>,
+    /// What windows choose, and what is learned of it, where not all experts have slots.
+    pub(crate) learns: Option<(Chosen, Policy)>,
     /// All memory of the device that is the backend's.
     pub(crate) device: DeviceSlice<u8>,
     _host: Arc<HostMemory>,
@@ -180,13 +202,15 @@ impl Tiers {
         context: &Context,
         stream: &Stream,
     ) -> Result<Tiers, BackendError> {
-        let TierRegions { layouts, width, slots, loads, memory: all, ring, desk, table } = regions;
+        let TierRegions { layouts, width, mut slots, heat, loads, memory: all, ring, chosen, desk, table } =
+            regions;
         let place = |region: Region| memory.part::<u8>(region.offset(), region.bytes());
-        let roster = slots.roster();
+        let roster = slots.roster().clone();
         let copy = |id: ExpertId| layouts[usize::from(id.layer)].expect("a layer with experts");
 
         let mut at = vec![None; roster.len()];
-        for Move { slot, load: id, .. } in loads {
+        for first in loads {
+            let Move { slot, load: id, .. } = first;
             let (start, CopyLayout { up, down, bytes }) = (slots.start(slot) as usize, copy(id));
             let to = place(all).range(start..start + bytes);
             let pinned = store.pin_current(id)?;
@@ -194,6 +218,7 @@ impl Tiers {
             for (first, part) in [(0, blob.gate), (up, blob.up), (down, blob.down)] {
                 stage.upload(stream, part, to.range(first..first + part.len()))?;
             }
+            slots.begin(first).and_then(|()| slots.land(slot)).map_err(failed)?;
             at[roster.number(id).expect("the roster's own")] = Some(At::Slot(to.address()));
         }
         let host = Arc::new(HostMemory::register(store, context, ring.is_some())?);
@@ -235,7 +260,59 @@ impl Tiers {
         let device = memory.slice();
         let desk =
             desk.zip(computes).map(|(region, host)| Desk::new(context, spec, host, device, place(region)));
-        Ok(Tiers { layers, ring, desk: desk.transpose()?, device, _host: host })
+        let learns = match chosen {
+            Some(region) => {
+                let chosen = Chosen::new(context, spec, place(region)).map_err(failed)?;
+                Some((chosen, Policy::new(slots, heat)))
+            }
+            None => None,
+        };
+        Ok(Tiers { layers, ring, desk: desk.transpose()?, learns, device, _host: host })
+    }
+
+    /// Where routing leaves its choices: chosen experts, and counts of them.
+    pub(crate) fn choices(&self, layer: Layer, rows: usize) -> Choices {
+        self.learns.as_ref().map_or_else(Choices::default, |(chosen, _)| Choices {
+            experts: chosen.experts(layer, rows),
+            ends: chosen.ends(layer, rows),
+        })
+    }
+
+    /// An op was submitted.
+    pub(crate) fn see(&mut self, op: &Op<'_>) {
+        if let Some((chosen, _)) = &mut self.learns {
+            chosen.see(op);
+        }
+    }
+
+    /// Something of the windows under way failed.
+    pub(crate) fn forget(&mut self) {
+        if let Some((chosen, _)) = &mut self.learns {
+            chosen.forget();
+        }
+    }
+
+    /// Behind all ops that came, before somebody waits for them.
+    pub(crate) fn bring_choices(&mut self, stream: &Stream) -> Result<(), BackendError> {
+        let bring = |(chosen, _): &mut (Chosen, Policy)| chosen.bring(stream).map_err(failed);
+        self.learns.as_mut().map_or(Ok(()), bring)
+    }
+
+    /// After everything was waited for: counts a step that is over.
+    pub(crate) fn count_step(&mut self) -> Option<ExpertCount> {
+        let (chosen, policy) = self.learns.as_mut()?;
+        chosen.step().map(|step| policy.step(&step))
+    }
+
+    /// Counts a window that is committed, if it is a wide one.
+    pub(crate) fn count_committed(
+        &mut self,
+        rows: usize,
+        stream: &Stream,
+    ) -> Result<Option<ExpertCount>, BackendError> {
+        let Some((chosen, policy)) = &mut self.learns else { return Ok(None) };
+        let counted = chosen.committed(rows, stream).map_err(failed)?;
+        Ok(counted.map(|counted| policy.wide(&counted)))
     }
 
     /// A layer's experts.
