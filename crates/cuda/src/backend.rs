@@ -17,7 +17,7 @@ use crate::ops::{self, Columns, Kernels, Left, LeftExperts, OpError, Routing};
 use crate::recording::{self, Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
-use crate::tiers::{Budget, Computes, ExpertCache, Tiers};
+use crate::tiers::{Budget, Computes, Exchanges, ExpertCache, Tiers};
 use crate::weights::{Matrix, Stage, Weights};
 use crate::{Failed, failed};
 
@@ -27,6 +27,7 @@ pub struct Cuda {
     kernels: Kernels,
     limits: Limits,
     expert_cache: ExpertCache,
+    exchanges: Exchanges,
     /// Who computes experts that have no room on it, and a fixed share of them.
     host: Option<(Box<dyn BuildHostExperts>, Option<u32>)>,
     /// Bytes free on the GPU before anything of the model was there.
@@ -58,13 +59,20 @@ impl Cuda {
             total,
             source: format!("cuda:{}", device.number),
         };
-        Ok(Cuda { context, kernels, limits, expert_cache: room.expert_cache, host: None, free })
+        let (expert_cache, exchanges) = (room.expert_cache, Exchanges::default());
+        Ok(Cuda { context, kernels, limits, expert_cache, exchanges, host: None, free })
     }
 
     /// With the host computing a share of one row's experts that have no room on it: so many sixteenths, or as many as is fastest.
     #[must_use]
     pub fn with_host(self, host: Box<dyn BuildHostExperts>, share: Option<u32>) -> Cuda {
         Cuda { host: Some((host, share)), ..self }
+    }
+
+    /// With another choice of the experts that change places.
+    #[must_use]
+    pub fn with_exchanges(self, exchanges: Exchanges) -> Cuda {
+        Cuda { exchanges, ..self }
     }
 
     /// Where everything will be made.
@@ -100,7 +108,8 @@ impl Build for Cuda {
         ops::check_routing(&spec.shape.moe)?;
         ops::check_window(spec)?;
         ops::check_ngram(&spec.shape, self.kernels.products.one.formats.shared)?;
-        let budget = Budget { available: self.limits.available, cache: self.expert_cache };
+        let (cache, exchanges) = (self.expert_cache, self.exchanges);
+        let budget = Budget { available: self.limits.available, cache, exchanges };
         let described = memory::describe(
             spec,
             weights,
@@ -488,7 +497,7 @@ impl CudaBackend {
         if let Some(desk) = &mut self.tiers.desk {
             desk.done();
         }
-        if let Some(count) = self.tiers.count_step() {
+        if let Some(count) = self.tiers.end_step()? {
             self.counters.add_experts(count);
         }
         Ok(())
@@ -547,6 +556,9 @@ impl Backend for CudaBackend {
 
     fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError> {
         self.context.enter().map_err(failed)?;
+        if matches!(op, Op::Embed { .. }) && rows(op) <= MOST_ROWS {
+            self.tiers.begin_step().inspect_err(|_| self.forget())?;
+        }
         self.tiers.see(op);
         if rows(op) > MOST_ROWS {
             let queued = self.flush_waiting().and_then(|()| self.queue_timed(op));

@@ -10,12 +10,16 @@ use strata_testkit::golden;
 use strata_topology::{Role, Topology, spawn};
 
 use crate::driver::{Device, fake};
-use crate::{Cuda, ExpertCache, Room};
+use crate::{Cuda, Exchanges, ExpertCache, Room};
 
 /// The tiny model on the fake GPU.
 fn load(room: Room) -> Result<Engine, String> {
+    load_with(room, Exchanges::Learned)
+}
+
+fn load_with(room: Room, exchanges: Exchanges) -> Result<Engine, String> {
     let cuda = Device::all().map_err(|error| error.to_string())?;
-    let cuda = Cuda::new(&cuda[0], room).map_err(|error| error.to_string())?;
+    let cuda = Cuda::new(&cuda[0], room).map_err(|error| error.to_string())?.with_exchanges(exchanges);
     let config = EngineConfig {
         window: Some(40),
         context: Some(64),
@@ -31,12 +35,12 @@ fn load(room: Room) -> Result<Engine, String> {
     Engine::load(model, &config, &limits, cuda, readers, go_on).map_err(|error| error.to_string())
 }
 
-/// Two sequences that answer, then a fork and a way back. The first sentence of what failed, and whether every request ended.
+/// Two sequences that answer, then a fork and a way back, and one more prompt. The first sentence of what failed, and whether every request ended.
 fn work(engine: &mut Engine) -> Result<(), String> {
     let said = |error: EngineError| error.to_string();
     let (one, two) = (engine.open().map_err(said)?, engine.open().map_err(said)?);
     for (seq, prompt) in [(one, vec![5; 44]), (two, vec![7, 8])] {
-        let request = Request { max_tokens: Some(4), ..Request::new(prompt, Sampling::greedy(), &[]) };
+        let request = Request { max_tokens: Some(8), ..Request::new(prompt, Sampling::greedy(), &[]) };
         engine.submit(seq, request).map_err(said)?;
     }
     let (mut ends, mut steps, mut why) = (0, 0, None);
@@ -59,6 +63,10 @@ fn work(engine: &mut Engine) -> Result<(), String> {
     engine.rewind(one, &[5, 5, 5]).map_err(said)?;
     engine.forward(one, &[1, 2, 3], Wants::All, &mut |_, _| ()).map_err(said)?;
     engine.save(fork).map_err(said)?;
+    // Experts may have moved since the last wide window.
+    engine.close(fork).map_err(said)?;
+    let last = engine.open().map_err(said)?;
+    engine.forward(last, &[9; 40], Wants::Last, &mut |_, _| ()).map_err(said)?;
     Ok(())
 }
 
@@ -67,9 +75,14 @@ fn work(engine: &mut Engine) -> Result<(), String> {
 #[test]
 fn every_call_may_fail() {
     fake::install();
-    // Some experts come from memory.
-    let room = Room { expert_cache: ExpertCache::Experts(1), ..Room::default() };
-    work(&mut load(room).unwrap()).unwrap();
+    // Some experts come from memory, and change places.
+    let room = Room { expert_cache: ExpertCache::Experts(9), ..Room::default() };
+    let load = |room| load_with(room, Exchanges::Forced(3));
+    let mut engine = load(room).unwrap();
+    work(&mut engine).unwrap();
+    let count = engine.take_counters().experts().unwrap();
+    assert!(count.exchanged > 10, "{count:?}");
+    drop(engine);
     let all = fake::with(|state| state.calls);
     assert!(all > 500 && fake::with(|state| state.alive()) == (0, 0, 0), "{all}");
     let (mut failed, mut ignored) = (0, std::collections::BTreeSet::new());

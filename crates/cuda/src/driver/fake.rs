@@ -35,6 +35,8 @@ pub(crate) struct State {
     device: BTreeMap<DevicePtr, usize>,
     next: DevicePtr,
     pinned: BTreeMap<usize, Box<[u64]>>,
+    /// Values of eight bytes that were copied to the device one by one: the latest of each address.
+    pub(crate) words: BTreeMap<DevicePtr, u64>,
     /// Objects that are alive.
     objects: i64,
 }
@@ -60,6 +62,7 @@ pub(crate) fn install() {
     table.register_host = register_host;
     table.unregister_host = unregister_host;
     table.host_address = host_address;
+    table.copy_to_device = copy_to_device;
     table.copy_to_host = copy_to_host;
     table.context_retain = context_retain;
     table.context_release = context_release;
@@ -234,6 +237,16 @@ unsafe extern "C" fn unregister_host(_: *mut c_void) -> Code {
 unsafe extern "C" fn host_address(to: *mut DevicePtr, at: *mut c_void, _: c_uint) -> Code {
     // SAFETY: the driver's contract.
     unsafe { give("host_address", to, |_| at as DevicePtr) }
+}
+
+unsafe extern "C" fn copy_to_device(to: DevicePtr, from: *const c_void, bytes: usize, _: Opaque) -> Code {
+    let code = answer("copy_to_device");
+    if code == 0 && bytes == 8 {
+        // SAFETY: the caller gives so many bytes.
+        let word = unsafe { from.cast::<u64>().read_unaligned() };
+        with(|state| state.words.insert(to, word));
+    }
+    code
 }
 
 /// Most copies write nothing: buffers hold zeros, or what was there. Very short ones are the ranks of a row's largest value, which must be of

@@ -240,6 +240,11 @@ impl Chosen {
         (self.ways.short, self.ways.wide) = (Way::Elsewhere, Way::Elsewhere);
     }
 
+    /// Short windows that came to the head since an op of a wide one.
+    pub(super) fn alone(&self) -> usize {
+        self.ways.alone
+    }
+
     /// Behind all ops that came, and before somebody waits for them: has a short window's choices come, if it is through.
     pub(crate) fn bring(&mut self, stream: &Stream) -> Result<(), DriverError> {
         let Way::Through(passed) = self.ways.short else { return Ok(()) };

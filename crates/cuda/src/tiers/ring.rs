@@ -14,8 +14,8 @@ use strata_backend::BackendError;
 use strata_plan::DEVICE_ALIGNMENT;
 use strata_residency::ExpertId;
 
-use super::{At, HostMemory, LayerTable, PLACES, find_layer};
-use crate::driver::{Context, DeviceSlice, DriverError, Event, Stream};
+use super::{At, HostMemory, LayerTable, PLACES, find_layer, rows};
+use crate::driver::{Context, DeviceSlice, DriverError, Event, Stream, Turns};
 
 /// Consecutive experts of a layer, whose copies fill a place at most.
 pub(super) struct Chunk {
@@ -62,6 +62,9 @@ pub(crate) struct Ring {
     places: Vec<Place>,
     /// Where kernels find each expert while it is there.
     layers: Vec<Option<LayerTable>>,
+    /// All layers' tables, one behind the other, and how they come there.
+    table: DeviceSlice<u64>,
+    turns: Turns<u64>,
     /// The chunk that is used next, and the first one whose copies aren't queued. Equal where nothing is under way.
     next: usize,
     ahead: usize,
@@ -106,11 +109,11 @@ pub(super) fn cut(
 }
 
 impl Ring {
-    /// A ring for these chunks, and the table of their experts' addresses.
+    /// A ring for these chunks, and the table of their experts' addresses, all of it and by layer.
     pub(super) fn new(
         context: &Context,
         chunks: Vec<Chunk>,
-        layers: Vec<Option<LayerTable>>,
+        (table, layers): (DeviceSlice<u64>, Vec<Option<LayerTable>>),
         (memory, fetched): (DeviceSlice<u8>, DeviceSlice<u64>),
         host: &Arc<HostMemory>,
     ) -> Result<Ring, DriverError> {
@@ -124,6 +127,8 @@ impl Ring {
             chunks,
             places,
             layers,
+            table,
+            turns: Turns::new(context, table.len())?,
             next: 0,
             ahead: 0,
             lent: false,
@@ -131,6 +136,28 @@ impl Ring {
             recorded: false,
             _host: Arc::clone(host),
         })
+    }
+
+    /// Goes on with other chunks: experts have moved. What is queued finds its experts as before.
+    pub(super) fn recut(
+        &mut self,
+        chunks: Vec<Chunk>,
+        experts: &[(ExpertId, At)],
+        addresses: &[u64],
+        compute: &Stream,
+    ) -> Result<(), DriverError> {
+        // What is ahead is of the old chunks, whatever comes next.
+        self.lent = true;
+        let width = self.table.len() / self.layers.len().max(1);
+        let rows = rows(self.table.len(), width, experts, addresses);
+        self.turns.upload(compute, &rows, self.table)?;
+        self.chunks = chunks;
+        Ok(())
+    }
+
+    /// The stream that reads host memory ahead of the products.
+    pub(super) fn copies(&self) -> &Stream {
+        &self.copies
     }
 
     /// A layer's chunks.
