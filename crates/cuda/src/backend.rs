@@ -1,6 +1,7 @@
 //! The backend itself: what it is built from, and the dispatch of ops.
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use strata_backend::{
@@ -17,7 +18,7 @@ use crate::ops::{self, Columns, Kernels, Left, LeftExperts, OpError, Routing};
 use crate::recording::{self, Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
-use crate::tiers::{Budget, Computes, Exchanges, ExpertCache, Tiers};
+use crate::tiers::{Budget, Computes, Exchanges, ExpertCache, RankingFile, Tiers};
 use crate::weights::{Matrix, Stage, Weights};
 use crate::{Failed, failed};
 
@@ -28,6 +29,8 @@ pub struct Cuda {
     limits: Limits,
     expert_cache: ExpertCache,
     exchanges: Exchanges,
+    /// What was learned of the model's experts before, and is from now on.
+    ranking: Option<RankingFile>,
     /// Who computes experts that have no room on it, and a fixed share of them.
     host: Option<(Box<dyn BuildHostExperts>, Option<u32>)>,
     /// Bytes free on the GPU before anything of the model was there.
@@ -60,7 +63,7 @@ impl Cuda {
             source: format!("cuda:{}", device.number),
         };
         let (expert_cache, exchanges) = (room.expert_cache, Exchanges::default());
-        Ok(Cuda { context, kernels, limits, expert_cache, exchanges, host: None, free })
+        Ok(Cuda { context, kernels, limits, expert_cache, exchanges, ranking: None, host: None, free })
     }
 
     /// With the host computing a share of one row's experts that have no room on it: so many sixteenths, or as many as is fastest.
@@ -73,6 +76,13 @@ impl Cuda {
     #[must_use]
     pub fn with_exchanges(self, exchanges: Exchanges) -> Cuda {
         Cuda { exchanges, ..self }
+    }
+
+    /// With a file at `path` of what is learned of the experts' use: read before they are placed, and written in the end. Only for the model that
+    /// `identity` tells from others, and only where not all experts have room on the GPU.
+    #[must_use]
+    pub fn with_ranking(self, path: PathBuf, identity: Vec<u8>) -> Cuda {
+        Cuda { ranking: Some(RankingFile::new(path, identity)), ..self }
     }
 
     /// Where everything will be made.
@@ -109,7 +119,8 @@ impl Build for Cuda {
         ops::check_window(spec)?;
         ops::check_ngram(&spec.shape, self.kernels.products.one.formats.shared)?;
         let (cache, exchanges) = (self.expert_cache, self.exchanges);
-        let budget = Budget { available: self.limits.available, cache, exchanges };
+        let (available, ranking) = (self.limits.available, self.ranking.as_ref());
+        let budget = Budget { available, cache, exchanges, ranking };
         let described = memory::describe(
             spec,
             weights,
@@ -211,7 +222,7 @@ impl CudaBackend {
         weights: Vec<WeightData>,
         (store, host): (&Arc<ExpertStore>, Option<Computes>),
     ) -> Result<CudaBackend, BackendError> {
-        let Cuda { context, kernels, free, .. } = cuda;
+        let Cuda { context, kernels, free, ranking, .. } = cuda;
         context.enter().map_err(failed)?;
         let memory = DeviceMemory::new(&context, described.bytes).map_err(|error| {
             let (free, all) = context.memory().unwrap_or_default();
@@ -225,8 +236,15 @@ impl CudaBackend {
         let stream = Stream::new(&context).map_err(failed)?;
         let mut stage = Stage::new(&context).map_err(failed)?;
         let weights = Weights::load(&described.weights, &memory, weights, &mut stage, &stream)?;
-        let tiers =
-            Tiers::load((&spec, described.tiers), host, &memory, store, &mut stage, &context, &stream)?;
+        let tiers = Tiers::load(
+            (&spec, described.tiers),
+            (host, ranking),
+            &memory,
+            store,
+            &mut stage,
+            &context,
+            &stream,
+        )?;
         let state = State::new(&spec, &described.layers, &memory, &stream)?;
         let inputs = Inputs::new(&context, &described.inputs, &memory).map_err(failed)?;
         let rope: DeviceSlice<f32> = memory.part(described.rope.offset(), described.rope.bytes() / 4);

@@ -1,6 +1,7 @@
 //! What becomes of a driver's failures, on a driver that fails when it is told to ([`crate::driver::fake`]).
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 
 use strata_engine::{Engine, EngineConfig, EngineError, Event, Readers, Reason, Request, Sampling, Wants};
@@ -18,8 +19,12 @@ fn load(room: Room) -> Result<Engine, String> {
 }
 
 fn load_with(room: Room, exchanges: Exchanges) -> Result<Engine, String> {
+    load_by(room, |cuda| cuda.with_exchanges(exchanges))
+}
+
+fn load_by(room: Room, with: impl FnOnce(Cuda) -> Cuda) -> Result<Engine, String> {
     let cuda = Device::all().map_err(|error| error.to_string())?;
-    let cuda = Cuda::new(&cuda[0], room).map_err(|error| error.to_string())?.with_exchanges(exchanges);
+    let cuda = with(Cuda::new(&cuda[0], room).map_err(|error| error.to_string())?);
     let config = EngineConfig {
         window: Some(40),
         context: Some(64),
@@ -157,6 +162,33 @@ fn a_driver_that_does_not_start_is_said() {
         let why = why.join().unwrap();
         assert!(why.contains(part), "{why}");
     }
+}
+
+/// Oracle: the file system. What steps taught is written where not all experts have room, and nowhere else; a file that is damaged is replaced,
+/// and a folder that can't be had is no reason to fail.
+#[test]
+fn what_is_learned_is_kept() {
+    fake::install();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf.experts");
+    let some = Room { expert_cache: ExpertCache::Experts(5), ..Room::default() };
+    let load = |room, path: &Path| {
+        load_by(room, |cuda| cuda.with_ranking(path.to_owned(), b"tiny".to_vec())).unwrap()
+    };
+    work(&mut load(Room::default(), &path)).unwrap();
+    let mut engine = load(some, &path);
+    let seq = engine.open().unwrap();
+    engine.forward(seq, &[5; 40], Wants::Last, &mut |_, _| ()).unwrap();
+    engine.close(seq).unwrap();
+    drop(engine);
+    assert!(!path.exists());
+    work(&mut load(some, &path)).unwrap();
+    let written = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &written[..20]).unwrap();
+    work(&mut load(some, &path)).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap().len(), written.len());
+    work(&mut load(some, &folder.path().join("nowhere/tiny.gguf.experts"))).unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
 /// Oracle: arithmetic. An expert lives in a slot or in memory, not in both; the plan says which, and everything works from there.

@@ -11,7 +11,7 @@ use strata_residency::ExpertId;
 use super::exchange::{Ask, Begun, Exchanger};
 use super::link::DeviceLink;
 use super::policy::{Exchanges, Policy};
-use super::{At, Choices, Chosen};
+use super::{At, Choices, Chosen, RankingFile};
 use crate::driver::Stream;
 use crate::failed;
 
@@ -27,6 +27,8 @@ pub(crate) struct Cache {
     pub(super) exchanges: Exchanges,
     /// When the step began.
     pub(super) began: Option<Instant>,
+    /// Where what is learned is kept.
+    pub(super) ranking: Option<RankingFile>,
 }
 
 impl Cache {
@@ -99,5 +101,13 @@ impl Cache {
     /// Where every expert is, and how often that has changed.
     pub(super) fn experts(&self) -> (&[(ExpertId, At)], u64) {
         (self.link.experts(), self.link.changes())
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        if let Some((ranking, heat)) = self.ranking.as_ref().zip(self.policy.learned()) {
+            ranking.save(self.exchanger.slots().roster(), heat);
+        }
     }
 }

@@ -12,6 +12,7 @@ mod desk;
 mod exchange;
 mod link;
 mod policy;
+mod ranking;
 mod ring;
 mod split;
 
@@ -36,6 +37,7 @@ use exchange::Exchanger;
 use link::DeviceLink;
 pub use policy::Exchanges;
 use policy::Policy;
+pub(crate) use ranking::RankingFile;
 pub(crate) use ring::Ring;
 
 /// Places of the ring: copies are so far ahead of the products, and a layer is taken in about half as many parts.
@@ -60,14 +62,16 @@ pub enum ExpertCache {
 }
 
 /// What there is for experts.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Budget {
+#[derive(Clone, Copy)]
+pub(crate) struct Budget<'r> {
     /// Bytes that the device leaves for everything.
     pub(crate) available: u64,
     /// What slots may take of it.
     pub(crate) cache: ExpertCache,
     /// How they change what they hold.
     pub(crate) exchanges: Exchanges,
+    /// What was learned of them before.
+    pub(crate) ranking: Option<&'r RankingFile>,
 }
 
 /// A layer's experts, as kernels find them.
@@ -109,7 +113,7 @@ impl TierRegions {
         spec: &Spec,
         experts: &[(u16, LayerSource)],
         plan: &mut Plan,
-        budget: Budget,
+        budget: Budget<'_>,
         helped: bool,
     ) -> TierRegions {
         let count = spec.layers.len();
@@ -151,8 +155,11 @@ impl TierRegions {
             true => spares(&slots, for_spares),
             false => spares(&slots, for_spares.min(slots.total_bytes() / SPARED)),
         };
-        let heat = Heat::new(slots.roster(), Pace::default());
+        let mut heat = Heat::new(slots.roster(), Pace::default());
         if !fits {
+            if let Some(ranking) = budget.ranking {
+                ranking.recall(slots.roster(), &mut heat);
+            }
             // Where each is, how hot, and in which slot; tables on their way to the device.
             let known = 64 * slots.roster().len() + 2 * table;
             plan.item(Category::Experts, "experts' addresses and heat", Place::Heap, known as u64);
@@ -259,7 +266,7 @@ impl Tiers {
     /// Fills the slots, and makes host memory known to the GPU where experts have to be read from there.
     pub(crate) fn load(
         (spec, regions): (&Spec, TierRegions),
-        computes: Option<Computes>,
+        (computes, ranking): (Option<Computes>, Option<RankingFile>),
         memory: &DeviceMemory,
         store: &Arc<ExpertStore>,
         stage: &mut Stage,
@@ -354,7 +361,7 @@ impl Tiers {
                 let rate = link.measure(context, ring.room().0).map_err(failed)?;
                 let policy = Policy::new(exchanges, heat, &slots, rate, seats);
                 let exchanger = Exchanger::new(slots, places, spares);
-                Some(Cache { chosen, policy, exchanger, link, exchanges, began: None })
+                Some(Cache { chosen, policy, exchanger, link, exchanges, began: None, ranking })
             }
             _ => None,
         };

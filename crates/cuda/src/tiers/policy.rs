@@ -43,6 +43,8 @@ pub(super) struct Policy {
     most: u64,
     /// Bytes of the longest expert.
     longest: u64,
+    /// Whether a step was counted.
+    counted: bool,
     /// Steps since the last plan.
     steps: u32,
     planned: VecDeque<Move>,
@@ -69,10 +71,16 @@ impl Policy {
             credit: 0,
             most: longest * at_once as u64 * (u64::from(PLANNED) / TAKES),
             longest,
+            counted: false,
             steps: 0,
             planned: VecDeque::new(),
             used: Vec::with_capacity(roster.len()),
         }
+    }
+
+    /// The heat, if there is something new in it that is worth keeping: prompts are not.
+    pub(super) fn learned(&self) -> Option<&Heat> {
+        self.counted.then_some(&self.heat)
     }
 
     /// Counts a step that took so long, and says how many experts it used and how many of these were resident.
@@ -141,6 +149,7 @@ impl Policy {
     }
 
     fn count_step(&mut self, slots: &Slots) {
+        self.counted = true;
         self.used.sort_unstable();
         self.used.dedup();
         self.heat.decode(slots.roster(), self.used.iter().copied());

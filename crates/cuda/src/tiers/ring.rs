@@ -319,4 +319,39 @@ mod tests {
             assert_eq!(all, wanted.sum::<usize>());
         }
     }
+
+    /// Oracle: the driver's calls. When experts have moved, nothing that was copied ahead is taken for what is wanted, also where the next chunk has
+    /// the same number.
+    #[test]
+    fn a_ring_that_is_cut_anew_starts_over() {
+        fake::install();
+        let context = Context::new(&Device::all().unwrap()[0]).unwrap();
+        let start = 1 << 30;
+        // SAFETY: the driver is a fake, which touches nothing.
+        let stretches = vec![unsafe { RegisteredMemory::new(&context, start..start + (1 << 24)) }.unwrap()];
+        let store = Arc::new(ExpertStore::new(vec![], Box::new(|| Ok(()))));
+        let host = Arc::new(HostMemory { stretches, store });
+        let memory = DeviceSlice::nowhere(PLACES * 1024);
+        // Four experts a chunk.
+        let mut experts: Vec<(ExpertId, At)> = (0..80u16)
+            .map(|expert| (ExpertId { layer: 0, expert }, At::Host(start + 256 * usize::from(expert))))
+            .collect();
+        let (chunks, _) = cut(memory, &host, &experts, &|_| 256);
+        let table = DeviceSlice::nowhere(80);
+        let room = (memory, DeviceSlice::nowhere(80));
+        let mut ring = Ring::new(&context, chunks, (table, vec![None]), room, &host).unwrap();
+        let compute = Stream::new(&context).unwrap();
+        ring.start(&compute).unwrap();
+        ring.arrive(0, &compute).unwrap();
+        ring.used(0, &compute).unwrap();
+        experts[5].1 = At::Slot(7 << 40);
+        let (chunks, addresses) = cut(memory, &host, &experts, &|_| 256);
+        ring.recut(chunks, &experts, &addresses, &compute).unwrap();
+        let calls = || fake::with(|state| state.calls);
+        let before = calls();
+        ring.arrive(1, &compute).unwrap();
+        // Every place is waited for, filled and noted anew.
+        assert!(calls() - before >= 3 * PLACES as u64, "{} calls", calls() - before);
+        assert_eq!((ring.next, ring.ahead, ring.experts(1)), (1, 1 + PLACES, 4..9));
+    }
 }
