@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::json;
-use strata_backend::{Counters, Family};
+use strata_backend::{Counters, ExpertCount, Family};
 use strata_engine::{Engine, EngineConfig, Event, Reason, Request, Sampling, SeqId, Wants};
 use strata_model::ngram::ReadAhead;
 use strata_plan::Bytes;
@@ -329,6 +329,26 @@ struct FamilyShare {
     bytes: f64,
 }
 
+/// Routed experts of a round, where some are beside the device.
+#[derive(Debug, Serialize)]
+struct ExpertUse {
+    /// Each once a window.
+    used: f64,
+    /// Those that were in the device's own memory, and their share.
+    resident: f64,
+    share: f64,
+    /// Experts that came there in place of others.
+    exchanged: f64,
+}
+
+impl ExpertUse {
+    fn new(count: ExpertCount, rounds: f64) -> ExpertUse {
+        let [used, resident, exchanged] =
+            [count.used, count.resident, count.exchanged].map(|count| count as f64 / rounds);
+        ExpertUse { used, resident, share: resident / used.max(1.0), exchanged }
+    }
+}
+
 /// What the rounds of a kind gave.
 #[derive(Debug, Serialize)]
 struct Measured {
@@ -347,6 +367,7 @@ struct Measured {
     bytes: f64,
     bytes_per_second: f64,
     families: Vec<FamilyShare>,
+    expert_use: Option<ExpertUse>,
 }
 
 impl Measured {
@@ -381,6 +402,7 @@ impl Measured {
             bytes,
             bytes_per_second: bytes / middle,
             families,
+            expert_use: counters.experts().map(|count| ExpertUse::new(count, rounds)),
         }
     }
 
@@ -402,6 +424,12 @@ impl Measured {
                 100.0 * part.share,
                 part.seconds * 1e3,
                 part.bytes / 1e6
+            );
+        }
+        if let Some(ExpertUse { used, share, exchanged, .. }) = &self.expert_use {
+            out += &format!(
+                "  of {used:.0} experts used, {:.1} % were on the device; {exchanged:.0} came there in place of others\n",
+                100.0 * share
             );
         }
         out
@@ -435,6 +463,12 @@ mod tests {
         assert_eq!((measured.bytes, measured.bytes_per_second), (400.0, 200.0));
         assert_eq!(measured.families.iter().map(|f| f.share).collect::<Vec<_>>(), [0.75, 0.25]);
         assert_eq!(measured.families[0].seconds, 0.0015);
+        assert!(measured.expert_use.is_none() && !measured.as_text().contains("experts used"));
+        counters.add_experts(ExpertCount { used: 100, resident: 75, exchanged: 2 });
+        counters.add_experts(ExpertCount { used: 100, resident: 70, exchanged: 4 });
+        let measured = Measured::new(Kind::Prompt(10), &mut [2.0, 1.0], &counters, 2);
+        let said = "of 100 experts used, 72.5 % were on the device; 3 came there in place of others";
+        assert!(measured.as_text().contains(said), "{}", measured.as_text());
     }
 
     /// Oracle: by hand. Growth is that of the process's own pages, from the thousandth token on.
