@@ -4,7 +4,9 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use strata_engine::{Engine, EngineConfig, EngineError, Event, Readers, Reason, Request, Sampling, Wants};
+use strata_engine::{
+    Engine, EngineConfig, EngineError, Event, ExpertHome, Readers, Reason, Request, Sampling, Wants,
+};
 use strata_model::Model;
 use strata_plan::{Category, Limits, Place};
 use strata_testkit::golden;
@@ -23,6 +25,10 @@ fn load_with(room: Room, exchanges: Exchanges) -> Result<Engine, String> {
 }
 
 fn load_by(room: Room, with: impl FnOnce(Cuda) -> Cuda) -> Result<Engine, String> {
+    load_from(ExpertHome::Auto, room, with)
+}
+
+fn load_from(experts: ExpertHome, room: Room, with: impl FnOnce(Cuda) -> Cuda) -> Result<Engine, String> {
     let cuda = Device::all().map_err(|error| error.to_string())?;
     let cuda = with(Cuda::new(&cuda[0], room).map_err(|error| error.to_string())?);
     let config = EngineConfig {
@@ -30,6 +36,7 @@ fn load_by(room: Room, with: impl FnOnce(Cuda) -> Cuda) -> Result<Engine, String
         context: Some(64),
         sequences: 2,
         draft: true,
+        experts,
         ..EngineConfig::default()
     };
     let model = Arc::new(Model::open(&golden::dir().join("tiny/tiny.gguf")).unwrap());
@@ -161,6 +168,19 @@ fn a_driver_that_does_not_start_is_said() {
         });
         let why = why.join().unwrap();
         assert!(why.contains(part), "{why}");
+    }
+}
+
+/// Oracle: by hand. Where all experts are in memory anyway, nothing is exchanged, and all goes well.
+#[test]
+fn experts_that_are_in_memory_anyway_stay() {
+    fake::install();
+    let room = Room { expert_cache: ExpertCache::Experts(9), ..Room::default() };
+    for (experts, moves) in [(ExpertHome::Heap, false), (ExpertHome::Auto, true)] {
+        let with = |cuda: Cuda| cuda.with_exchanges(Exchanges::Forced(1));
+        let mut engine = load_from(experts, room, with).unwrap();
+        work(&mut engine).unwrap();
+        assert_eq!(engine.take_counters().experts().unwrap().exchanged > 0, moves);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The experts that the GPU keeps, where it can't keep all: which are chosen, which should be there, and how they come.
 //!
 //! Owns the order of these three in a step: before it, exchanges go on as far as copies and steps before allow; behind it, what it chose is
-//! counted, and new exchanges begin. Beside a wide window, which brings experts by the ring, nothing is under way.
+//! counted, exchanges go on again, and new ones begin. Beside a wide window, which brings experts by the ring, nothing is under way.
 
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,8 @@ impl Cache {
         let Some(step) = self.chosen.step() else { return Ok(None) };
         let took = self.began.take().map_or(Duration::ZERO, |began| began.elapsed());
         let counted = self.policy.step(&step, took, slots, |id| link.is_resident(id));
+        // Copies have the time until the next step.
+        self.exchanger.advance(&mut self.link, Ask::Now)?;
         if self.exchanges != Exchanges::Learned || self.chosen.alone() >= ALONE {
             self.begin_exchanges()?;
         }

@@ -349,11 +349,15 @@ impl Tiers {
                     place(all).range(start..start + slots.bytes(slot) as usize)
                 };
                 let places: Vec<DeviceSlice<u8>> = slots.ids().map(slot).collect();
+                // Where memory has copies of all experts anyway, there is nothing to exchange.
+                let in_slots = || at.iter().filter(|(_, at)| matches!(at, At::Slot(_)));
+                let doubled = in_slots().any(|(id, _)| matches!(store.tier(*id), Ok(Tier::Heap)));
                 let parts = |(bytes, region): (u64, Region)| {
                     let (all, each) = (place(region), bytes as usize);
                     (bytes, (0..all.len() / each).map(|at| all.range(at * each..(at + 1) * each)).collect())
                 };
-                let spares: BTreeMap<u64, Vec<DeviceSlice<u8>>> = spares.into_iter().map(parts).collect();
+                let spares: BTreeMap<u64, Vec<DeviceSlice<u8>>> =
+                    spares.into_iter().filter(|_| !doubled).map(parts).collect();
                 let seats = spares.values().map(Vec::len).sum();
                 let (table, readers) = (tables.range(0..count), [stream.share(), ring.copies().share()]);
                 let link = DeviceLink::new(context, readers, (table, width), (roster, at), &host, seats);
