@@ -52,7 +52,10 @@ impl Cache {
     }
 
     pub(super) fn bring_choices(&mut self, stream: &Stream) -> Result<(), BackendError> {
-        self.chosen.bring(stream).map_err(failed)
+        self.chosen.bring(stream).map_err(failed)?;
+        // The GPU computes meanwhile, and whoever wants its results would wait.
+        self.policy.plan(self.exchanger.slots(), || self.exchanger.held());
+        Ok(())
     }
 
     /// After everything was waited for: counts a step that is over, and begins exchanges.
@@ -92,12 +95,14 @@ impl Cache {
         Ok(Some(self.policy.wide(&counted, self.exchanger.slots(), |id| link.is_resident(id))))
     }
 
-    /// Has nothing under way: a wide window comes.
+    /// Whether nothing is under way.
+    pub(super) fn is_settled(&self) -> bool {
+        self.exchanger.is_settled()
+    }
+
+    /// Waits until nothing is: a wide window comes.
     pub(super) fn settle(&mut self) -> Result<(), BackendError> {
-        match self.exchanger.is_settled() {
-            true => Ok(()),
-            false => self.exchanger.settle(&mut self.link),
-        }
+        self.exchanger.settle(&mut self.link)
     }
 
     /// Where every expert is, and how often that has changed.

@@ -418,7 +418,11 @@ impl Tiers {
     /// Before the ring's copies for a wide window, or its next layer: nothing moves, and the ring brings what has no slot now.
     pub(crate) fn settle(&mut self, stream: &Stream) -> Result<(), BackendError> {
         let (Some(cache), Some(ring)) = (&mut self.cache, &mut self.ring) else { return Ok(()) };
-        cache.settle()?;
+        if !cache.is_settled() {
+            // Whoever waits for the GPU has answered it before.
+            self.desk.as_mut().map_or(Ok(()), |desk| desk.serve(stream))?;
+            cache.settle()?;
+        }
         let (experts, changes) = cache.experts();
         if changes == self.cut_at {
             return Ok(());

@@ -7,8 +7,8 @@
 //! is for exchanges, and at least a quarter of an expert, so that one moves every few steps whatever else there is. What a step leaves adds up to
 //! [`Policy::most`].
 //!
-//! A plan looks at all experts, which takes about a millisecond for a model of 24,576 (`cargo bench -p strata-residency --bench policy`): so it is made
-//! once in [`PLANNED`] steps, for as many exchanges as can be made in these.
+//! A plan looks at all experts, which takes 0.6 to 1 ms for a model of 24,576 (`cargo bench -p strata-residency --bench policy`): so it is made
+//! once in [`PLANNED`] steps, for as many exchanges as can be made in these, and while the GPU computes.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -117,7 +117,7 @@ impl Policy {
         self.count(resident)
     }
 
-    /// The next move, if one is to be begun now; it stays the next until it is taken.
+    /// The next move, if there is one; it stays the next until it is taken.
     pub(super) fn next(&mut self, slots: &Slots, held: &BTreeSet<ExpertId>) -> Option<Move> {
         if let Exchanges::Forced(state) = &mut self.exchanges {
             return self.planned.front().copied().or_else(|| {
@@ -126,13 +126,18 @@ impl Policy {
                 Some(next)
             });
         }
-        if self.steps >= PLANNED {
-            self.steps = 0;
-            let costs = (&self.costs, Swap::Exchange);
-            let moves = plan_moves(slots, &self.heat, costs, Caution::default(), self.credit, held);
-            self.planned = moves.into();
-        }
         self.planned.front().copied()
+    }
+
+    /// Plans, if it is time to: meant to be asked while the GPU has a step to do, and nobody else waits for the host.
+    pub(super) fn plan(&mut self, slots: &Slots, held: impl FnOnce() -> BTreeSet<ExpertId>) {
+        if self.steps < PLANNED || self.exchanges != Exchanges::Learned {
+            return;
+        }
+        self.steps = 0;
+        let costs = (&self.costs, Swap::Exchange);
+        let moves = plan_moves(slots, &self.heat, costs, Caution::default(), self.credit, &held());
+        self.planned = moves.into();
     }
 
     /// The next move has been begun, or can't be any more.
@@ -242,6 +247,7 @@ mod tests {
         for step in 0..200u32 {
             let chosen = chosen::Step::new(&[0, 2, 0, 1], 2);
             policy.step(&chosen, Duration::ZERO, &slots, |id| slots.resident(id).is_some());
+            policy.plan(&slots, BTreeSet::new);
             if let Some(next) = policy.next(&slots, &BTreeSet::new()) {
                 planned.push((step, next));
                 policy.taken(true, &slots);
@@ -252,6 +258,7 @@ mod tests {
         assert!(planned.iter().all(|(_, next)| (next.load, next.evict) == (wanted, Some(evicted))));
         let held = BTreeSet::from([evicted]);
         policy.steps = PLANNED;
+        policy.plan(&slots, || held.clone());
         assert_eq!(policy.next(&slots, &held), None);
     }
 
