@@ -37,6 +37,8 @@ pub(crate) struct State {
     pinned: BTreeMap<usize, Box<[u64]>>,
     /// Values of eight bytes that were copied to the device one by one: the latest of each address.
     pub(crate) words: BTreeMap<DevicePtr, u64>,
+    /// Copies to the device and back: to, from, and how many bytes.
+    pub(crate) copies: Vec<(u64, u64, usize)>,
     /// Objects that are alive.
     objects: i64,
 }
@@ -241,6 +243,9 @@ unsafe extern "C" fn host_address(to: *mut DevicePtr, at: *mut c_void, _: c_uint
 
 unsafe extern "C" fn copy_to_device(to: DevicePtr, from: *const c_void, bytes: usize, _: Opaque) -> Code {
     let code = answer("copy_to_device");
+    if code == 0 {
+        with(|state| state.copies.push((to, from as u64, bytes)));
+    }
     if code == 0 && bytes == 8 {
         // SAFETY: the caller gives so many bytes.
         let word = unsafe { from.cast::<u64>().read_unaligned() };
@@ -251,8 +256,11 @@ unsafe extern "C" fn copy_to_device(to: DevicePtr, from: *const c_void, bytes: u
 
 /// Most copies write nothing: buffers hold zeros, or what was there. Very short ones are the ranks of a row's largest value, which must be of
 /// an index that exists: 1.0 at index 1.
-unsafe extern "C" fn copy_to_host(to: *mut c_void, _: DevicePtr, bytes: usize, _: Opaque) -> Code {
+unsafe extern "C" fn copy_to_host(to: *mut c_void, from: DevicePtr, bytes: usize, _: Opaque) -> Code {
     let code = answer("copy_to_host");
+    if code == 0 {
+        with(|state| state.copies.push((to as u64, from, bytes)));
+    }
     if code == 0 && bytes <= 16 {
         let ranks = [0xbf80_0000_ffff_fffe_u64; 2];
         // SAFETY: the caller gives room for so many bytes.

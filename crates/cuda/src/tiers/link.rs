@@ -235,7 +235,7 @@ mod tests {
 
     use super::super::exchange::{Begun, Exchanger};
     use super::*;
-    use crate::driver::{Device, fake};
+    use crate::driver::{Device, RegisteredMemory, fake};
 
     const LAYERS: u16 = 2;
     const EXPERTS: u16 = 6;
@@ -277,7 +277,12 @@ mod tests {
         for id in roster.ids().filter(|id| slots.slot_of(*id).is_none()) {
             store.promote(id, &copy).unwrap();
         }
-        let host = Arc::new(HostMemory::register(&store, &context, true).unwrap());
+        // Two registrations, which meet inside an expert's copy.
+        let span = store.heap_spans()[0].clone();
+        let stretches = [span.start..span.start + 1024, span.start + 1024..span.end];
+        // SAFETY: the driver is a fake, which touches nothing.
+        let stretches = stretches.map(|pages| unsafe { RegisteredMemory::new(&context, pages) }.unwrap());
+        let host = Arc::new(HostMemory { stretches: stretches.into(), store: Arc::clone(&store) });
         for id in roster.ids().filter(|id| slots.slot_of(*id).is_none()) {
             at.insert(id, At::Host(host.find(id, COPY).unwrap()));
         }
@@ -316,12 +321,39 @@ mod tests {
         assert_eq!(seen.len(), usize::from(LAYERS * EXPERTS));
     }
 
+    /// What is in each stretch of 256 bytes: which of whose.
+    type Memory = BTreeMap<u64, (ExpertId, u64)>;
+
+    /// Makes the copies that the driver was asked for since this was called last.
+    fn make_copies(memory: &mut Memory) {
+        for (to, from, bytes) in fake::with(|state| std::mem::take(&mut state.copies)) {
+            for at in (0..bytes as u64).step_by(256).filter(|_| bytes > 8) {
+                match memory.get(&(from + at)).copied() {
+                    Some(held) => memory.insert(to + at, held),
+                    None => memory.remove(&(to + at)),
+                };
+            }
+        }
+    }
+
+    fn address(link: &DeviceLink, at: At) -> u64 {
+        match at {
+            At::Slot(address) => address,
+            At::Host(start) => link.host.device(start),
+        }
+    }
+
     /// Oracle: what the driver was given. Exchanges begin while others end, with copies and points that are late now and then and calls that fail;
     /// settled, everything is in one place and the table says so.
     #[test]
     fn the_table_says_where_experts_are() {
         let (mut link, mut exchanger, table) = start();
         check(&link, &exchanger, table);
+        let mut memory = Memory::new();
+        for &(id, at) in link.experts() {
+            let parts = (0..COPY as u64).step_by(256).map(|part| (address(&link, at) + part, (id, part)));
+            memory.extend(parts);
+        }
         let (mut state, mut landed, mut failures) = (1u64, 0, 0);
         let mut below = |count: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -343,6 +375,12 @@ mod tests {
             if round % 50 == 49 {
                 exchanger.settle(&mut link).unwrap();
                 check(&link, &exchanger, table);
+                make_copies(&mut memory);
+                for &(id, at) in link.experts() {
+                    for part in (0..COPY as u64).step_by(256) {
+                        assert_eq!(memory.get(&(address(&link, at) + part)), Some(&(id, part)));
+                    }
+                }
             }
             landed += exchanger.take_landed();
         }
