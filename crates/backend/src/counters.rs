@@ -82,12 +82,32 @@ pub struct HostCount {
     pub nanos: u64,
 }
 
+/// Routed experts of a device that keeps some of them in its own memory, and reads the others from beside it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct ExpertCount {
+    /// Experts that windows used: each once a window, whatever rows shared it.
+    pub used: u64,
+    /// Those of them that were in the device's own memory.
+    pub resident: u64,
+    /// Experts that came to the device's own memory, each in place of another.
+    pub exchanged: u64,
+}
+
+impl ExpertCount {
+    fn merge(&mut self, other: ExpertCount) {
+        self.used += other.used;
+        self.resident += other.resident;
+        self.exchanged += other.exchanged;
+    }
+}
+
 /// What all families have cost since the counters were last taken.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     counts: [FamilyCount; Family::ALL.len()],
     /// Of a device that has the host compute with it.
     pub host: HostCount,
+    experts: Option<ExpertCount>,
 }
 
 impl Counters {
@@ -104,8 +124,21 @@ impl Counters {
         count.bytes += bytes;
     }
 
+    /// What was counted of routed experts; none where all are in one place.
+    pub fn experts(&self) -> Option<ExpertCount> {
+        self.experts
+    }
+
+    /// Adds to what was counted of routed experts.
+    pub fn add_experts(&mut self, count: ExpertCount) {
+        self.experts.get_or_insert_default().merge(count);
+    }
+
     /// Adds what was counted elsewhere or at another time.
     pub fn merge(&mut self, other: &Counters) {
+        if let Some(experts) = other.experts {
+            self.add_experts(experts);
+        }
         for (count, other) in self.counts.iter_mut().zip(&other.counts) {
             count.calls += other.calls;
             count.nanos += other.nanos;

@@ -23,7 +23,7 @@ mod window;
 
 pub use backend::{Backend, BackendError, Fence, Largest, MOST_LARGEST};
 pub use build::{Build, WeightData};
-pub use counters::{Counters, Family, FamilyCount, HostCount};
+pub use counters::{Counters, ExpertCount, Family, FamilyCount, HostCount};
 pub use handle::{Buffer, Checkpoint, Layer, SeqSlot, Weight};
 pub use host::{BuildHostExperts, HostExperts};
 pub use op::{ExpertWeights, GdnWeights, MixerWeights, NgramWeights, Op, QsaWeights, SharedWeights};

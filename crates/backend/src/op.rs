@@ -191,6 +191,8 @@ pub enum Op<'a> {
     /// Chooses each row's experts: softmax over `router u`, the `used` largest (ties to the lower id), renormalised, sorted by id.
     /// The routing stays in the backend until the next `Route`.
     Route {
+        /// Whose experts: where they may move, which were chosen is counted by layer.
+        layer: Layer,
         /// `[experts, D]`.
         router: Weight,
         /// Rows.

@@ -128,7 +128,7 @@ fn ngram(bencher: Bencher, rows: usize) {
 #[divan::bench(args = [1, 512])]
 fn route(bencher: Bencher, rows: usize) {
     measure(bencher, rows, |rig, _| {
-        rig.submit(Op::Route { router: rig.router, rows, u: U });
+        rig.submit(Op::Route { layer: QSA, router: rig.router, rows, u: U });
         rig.submit(Op::Group { rows });
     });
 }

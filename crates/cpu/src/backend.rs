@@ -162,7 +162,7 @@ impl CpuBackend {
             Op::MixerWrite { rows, y, inject, x } => self.mixer_write(rows, y, inject, x),
             Op::Gdn { layer, ref weights, spans, u, y } => self.gdn(layer, weights, spans, u, y),
             Op::Qsa { layer, ref weights, spans, u, y } => self.qsa(layer, weights, spans, u, y),
-            Op::Route { router, rows, u } => self.route(router, rows, u),
+            Op::Route { router, rows, u, .. } => self.route(router, rows, u),
             Op::Group { rows } => self.group(rows).map(|()| 0),
             Op::Experts { layer, ref weights, rows, u } => self.experts(layer, weights, rows, u),
             Op::Combine { ref shared, rows, u, y } => self.combine(shared, rows, u, y),

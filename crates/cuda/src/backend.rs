@@ -1,6 +1,7 @@
 //! The backend itself: what it is built from, and the dispatch of ops.
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use strata_backend::{
@@ -17,7 +18,7 @@ use crate::ops::{self, Columns, Kernels, Left, LeftExperts, OpError, Routing};
 use crate::recording::{self, Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
-use crate::tiers::{Budget, Computes, Desk, ExpertCache, Tiers};
+use crate::tiers::{Budget, Computes, Desk, Exchanges, ExpertCache, RankingFile, Tiers};
 use crate::weights::{Matrix, Stage, Weights};
 use crate::{Failed, failed};
 
@@ -27,6 +28,9 @@ pub struct Cuda {
     kernels: Kernels,
     limits: Limits,
     expert_cache: ExpertCache,
+    exchanges: Exchanges,
+    /// What was learned of the model's experts before, and is from now on.
+    ranking: Option<RankingFile>,
     /// Who computes experts that have no room on it, and a fixed share of them.
     host: Option<(Box<dyn BuildHostExperts>, Option<u32>)>,
     /// Bytes free on the GPU before anything of the model was there.
@@ -58,13 +62,27 @@ impl Cuda {
             total,
             source: format!("cuda:{}", device.number),
         };
-        Ok(Cuda { context, kernels, limits, expert_cache: room.expert_cache, host: None, free })
+        let (expert_cache, exchanges) = (room.expert_cache, Exchanges::default());
+        Ok(Cuda { context, kernels, limits, expert_cache, exchanges, ranking: None, host: None, free })
     }
 
     /// With the host computing a share of one row's experts that have no room on it: so many sixteenths, or as many as is fastest.
     #[must_use]
     pub fn with_host(self, host: Box<dyn BuildHostExperts>, share: Option<u32>) -> Cuda {
         Cuda { host: Some((host, share)), ..self }
+    }
+
+    /// With another choice of the experts that change places.
+    #[must_use]
+    pub fn with_exchanges(self, exchanges: Exchanges) -> Cuda {
+        Cuda { exchanges, ..self }
+    }
+
+    /// With a file at `path` of what is learned of the experts' use: read before they are placed, and written in the end. Only for the model that
+    /// `identity` tells from others, and only where not all experts have room on the GPU.
+    #[must_use]
+    pub fn with_ranking(self, path: PathBuf, identity: Vec<u8>) -> Cuda {
+        Cuda { ranking: Some(RankingFile::new(path, identity)), ..self }
     }
 
     /// Where everything will be made.
@@ -100,7 +118,9 @@ impl Build for Cuda {
         ops::check_routing(&spec.shape.moe)?;
         ops::check_window(spec)?;
         ops::check_ngram(&spec.shape, self.kernels.products.one.formats.shared)?;
-        let budget = Budget { available: self.limits.available, cache: self.expert_cache };
+        let (cache, exchanges) = (self.expert_cache, self.exchanges);
+        let (available, ranking) = (self.limits.available, self.ranking.as_ref());
+        let budget = Budget { available, cache, exchanges, ranking };
         let described = memory::describe(
             spec,
             weights,
@@ -202,7 +222,7 @@ impl CudaBackend {
         weights: Vec<WeightData>,
         (store, host): (&Arc<ExpertStore>, Option<Computes>),
     ) -> Result<CudaBackend, BackendError> {
-        let Cuda { context, kernels, free, .. } = cuda;
+        let Cuda { context, kernels, free, ranking, .. } = cuda;
         context.enter().map_err(failed)?;
         let memory = DeviceMemory::new(&context, described.bytes).map_err(|error| {
             let (free, all) = context.memory().unwrap_or_default();
@@ -216,8 +236,15 @@ impl CudaBackend {
         let stream = Stream::new(&context).map_err(failed)?;
         let mut stage = Stage::new(&context).map_err(failed)?;
         let weights = Weights::load(&described.weights, &memory, weights, &mut stage, &stream)?;
-        let tiers =
-            Tiers::load((&spec, described.tiers), host, &memory, store, &mut stage, &context, &stream)?;
+        let tiers = Tiers::load(
+            (&spec, described.tiers),
+            (host, ranking),
+            &memory,
+            store,
+            &mut stage,
+            &context,
+            &stream,
+        )?;
         let state = State::new(&spec, &described.layers, &memory, &stream)?;
         let inputs = Inputs::new(&context, &described.inputs, &memory).map_err(failed)?;
         let rope: DeviceSlice<f32> = memory.part(described.rope.offset(), described.rope.bytes() / 4);
@@ -323,7 +350,7 @@ impl CudaBackend {
             Op::MixerWrite { rows, y, inject, x } => self.mixer_write(*rows, *y, *inject, *x),
             Op::Gdn { layer, weights, spans, u, y } => self.gdn(*layer, weights, spans, *u, *y),
             Op::Qsa { layer, weights, spans, u, y } => self.qsa(*layer, weights, spans, *u, *y),
-            Op::Route { router, rows, u } => self.route(*router, *rows, *u),
+            Op::Route { layer, router, rows, u } => self.route(*layer, *router, *rows, *u),
             Op::Group { rows } => self.group(*rows),
             Op::Experts { layer, weights, rows, u } => self.experts(*layer, weights, *rows, *u),
             Op::Combine { shared, rows, u, y } => self.combine(shared, *rows, *u, *y),
@@ -364,6 +391,7 @@ impl CudaBackend {
         if let Some(desk) = &mut self.tiers.desk {
             desk.release(&self.stream);
         }
+        self.tiers.forget();
         (self.left, self.left_route, self.left_experts, self.fresh) = (None, None, None, None);
     }
 
@@ -487,6 +515,9 @@ impl CudaBackend {
         if let Some(desk) = &mut self.tiers.desk {
             desk.done();
         }
+        if let Some(count) = self.tiers.end_step()? {
+            self.counters.add_experts(count);
+        }
         Ok(())
     }
 
@@ -543,6 +574,10 @@ impl Backend for CudaBackend {
 
     fn submit(&mut self, op: &Op<'_>) -> Result<(), BackendError> {
         self.context.enter().map_err(failed)?;
+        if matches!(op, Op::Embed { .. }) && rows(op) <= MOST_ROWS {
+            self.tiers.begin_step().inspect_err(|_| self.forget())?;
+        }
+        self.tiers.see(op);
         if rows(op) > MOST_ROWS {
             let queued = self.flush_waiting().and_then(|()| self.queue_timed(op));
             return queued.inspect_err(|_| self.forget());
@@ -584,6 +619,7 @@ impl Backend for CudaBackend {
     fn read(&mut self, buffer: Buffer, first: usize, out: &mut [f32]) -> Result<(), BackendError> {
         self.flush()?;
         let all = self.buffer(buffer, 1, first + out.len())?;
+        self.tiers.bring_choices(&self.stream)?;
         self.stream.download(all.range(first..first + out.len()), out).map_err(failed)?;
         self.finish()
     }
@@ -596,12 +632,17 @@ impl Backend for CudaBackend {
     ) -> Result<bool, BackendError> {
         self.context.enter().map_err(failed)?;
         self.flush()?;
+        self.tiers.bring_choices(&self.stream)?;
         let done = self.largest_of(buffer, wanted, out)?;
         self.finish().map(|()| done)
     }
 
     fn commit(&mut self, spans: &[Span]) -> Result<(), BackendError> {
         self.flush()?;
+        let rows = spans.iter().map(|span| span.rows).sum();
+        if let Some(count) = self.tiers.count_committed(rows, &self.stream)? {
+            self.counters.add_experts(count);
+        }
         self.state.commit(spans)
     }
 

@@ -1,26 +1,42 @@
 //! What becomes of a driver's failures, on a driver that fails when it is told to ([`crate::driver::fake`]).
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 
-use strata_engine::{Engine, EngineConfig, EngineError, Event, Readers, Reason, Request, Sampling, Wants};
+use strata_engine::{
+    Engine, EngineConfig, EngineError, Event, ExpertHome, Readers, Reason, Request, Sampling, Wants,
+};
 use strata_model::Model;
 use strata_plan::{Category, Limits, Place};
 use strata_testkit::golden;
 use strata_topology::{Role, Topology, spawn};
 
 use crate::driver::{Device, fake};
-use crate::{Cuda, ExpertCache, Room};
+use crate::{Cuda, Exchanges, ExpertCache, Room};
 
 /// The tiny model on the fake GPU.
 fn load(room: Room) -> Result<Engine, String> {
+    load_with(room, Exchanges::Learned)
+}
+
+fn load_with(room: Room, exchanges: Exchanges) -> Result<Engine, String> {
+    load_by(room, |cuda| cuda.with_exchanges(exchanges))
+}
+
+fn load_by(room: Room, with: impl FnOnce(Cuda) -> Cuda) -> Result<Engine, String> {
+    load_from(ExpertHome::Auto, room, with)
+}
+
+fn load_from(experts: ExpertHome, room: Room, with: impl FnOnce(Cuda) -> Cuda) -> Result<Engine, String> {
     let cuda = Device::all().map_err(|error| error.to_string())?;
-    let cuda = Cuda::new(&cuda[0], room).map_err(|error| error.to_string())?;
+    let cuda = with(Cuda::new(&cuda[0], room).map_err(|error| error.to_string())?);
     let config = EngineConfig {
         window: Some(40),
         context: Some(64),
         sequences: 2,
         draft: true,
+        experts,
         ..EngineConfig::default()
     };
     let model = Arc::new(Model::open(&golden::dir().join("tiny/tiny.gguf")).unwrap());
@@ -31,12 +47,12 @@ fn load(room: Room) -> Result<Engine, String> {
     Engine::load(model, &config, &limits, cuda, readers, go_on).map_err(|error| error.to_string())
 }
 
-/// Two sequences that answer, then a fork and a way back. The first sentence of what failed, and whether every request ended.
+/// Two sequences that answer, then a fork and a way back, and one more prompt. The first sentence of what failed, and whether every request ended.
 fn work(engine: &mut Engine) -> Result<(), String> {
     let said = |error: EngineError| error.to_string();
     let (one, two) = (engine.open().map_err(said)?, engine.open().map_err(said)?);
     for (seq, prompt) in [(one, vec![5; 44]), (two, vec![7, 8])] {
-        let request = Request { max_tokens: Some(4), ..Request::new(prompt, Sampling::greedy(), &[]) };
+        let request = Request { max_tokens: Some(8), ..Request::new(prompt, Sampling::greedy(), &[]) };
         engine.submit(seq, request).map_err(said)?;
     }
     let (mut ends, mut steps, mut why) = (0, 0, None);
@@ -59,6 +75,10 @@ fn work(engine: &mut Engine) -> Result<(), String> {
     engine.rewind(one, &[5, 5, 5]).map_err(said)?;
     engine.forward(one, &[1, 2, 3], Wants::All, &mut |_, _| ()).map_err(said)?;
     engine.save(fork).map_err(said)?;
+    // Experts may have moved since the last wide window.
+    engine.close(fork).map_err(said)?;
+    let last = engine.open().map_err(said)?;
+    engine.forward(last, &[9; 40], Wants::Last, &mut |_, _| ()).map_err(said)?;
     Ok(())
 }
 
@@ -67,9 +87,14 @@ fn work(engine: &mut Engine) -> Result<(), String> {
 #[test]
 fn every_call_may_fail() {
     fake::install();
-    // Some experts come from memory.
-    let room = Room { expert_cache: ExpertCache::Experts(1), ..Room::default() };
-    work(&mut load(room).unwrap()).unwrap();
+    // Some experts come from memory, and change places.
+    let room = Room { expert_cache: ExpertCache::Experts(9), ..Room::default() };
+    let load = |room| load_with(room, Exchanges::Forced(3));
+    let mut engine = load(room).unwrap();
+    work(&mut engine).unwrap();
+    let count = engine.take_counters().experts().unwrap();
+    assert!(count.exchanged > 10, "{count:?}");
+    drop(engine);
     let all = fake::with(|state| state.calls);
     assert!(all > 500 && fake::with(|state| state.alive()) == (0, 0, 0), "{all}");
     let (mut failed, mut ignored) = (0, std::collections::BTreeSet::new());
@@ -146,6 +171,46 @@ fn a_driver_that_does_not_start_is_said() {
     }
 }
 
+/// Oracle: by hand. Where all experts are in memory anyway, nothing is exchanged, and all goes well.
+#[test]
+fn experts_that_are_in_memory_anyway_stay() {
+    fake::install();
+    let room = Room { expert_cache: ExpertCache::Experts(9), ..Room::default() };
+    for (experts, moves) in [(ExpertHome::Heap, false), (ExpertHome::Auto, true)] {
+        let with = |cuda: Cuda| cuda.with_exchanges(Exchanges::Forced(1));
+        let mut engine = load_from(experts, room, with).unwrap();
+        work(&mut engine).unwrap();
+        assert_eq!(engine.take_counters().experts().unwrap().exchanged > 0, moves);
+    }
+}
+
+/// Oracle: the file system. What steps taught is written where not all experts have room, and nowhere else; a file that is damaged is replaced,
+/// and a folder that can't be had is no reason to fail.
+#[test]
+fn what_is_learned_is_kept() {
+    fake::install();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf.experts");
+    let some = Room { expert_cache: ExpertCache::Experts(5), ..Room::default() };
+    let load = |room, path: &Path| {
+        load_by(room, |cuda| cuda.with_ranking(path.to_owned(), b"tiny".to_vec())).unwrap()
+    };
+    work(&mut load(Room::default(), &path)).unwrap();
+    let mut engine = load(some, &path);
+    let seq = engine.open().unwrap();
+    engine.forward(seq, &[5; 40], Wants::Last, &mut |_, _| ()).unwrap();
+    engine.close(seq).unwrap();
+    drop(engine);
+    assert!(!path.exists());
+    work(&mut load(some, &path)).unwrap();
+    let written = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &written[..20]).unwrap();
+    work(&mut load(some, &path)).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap().len(), written.len());
+    work(&mut load(some, &folder.path().join("nowhere/tiny.gguf.experts"))).unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
 /// Oracle: arithmetic. An expert lives in a slot or in memory, not in both; the plan says which, and everything works from there.
 #[test]
 fn experts_live_in_one_place() {
@@ -158,9 +223,11 @@ fn experts_live_in_one_place() {
         };
         (of("routed experts"), of("expert slots"))
     };
-    let all = load(Room::default()).unwrap();
+    let mut all = load(Room::default()).unwrap();
     let (file, _) = bytes(&all, Place::File);
     assert!(file > 0 && bytes(&all, Place::Heap).0 == 0);
+    work(&mut all).unwrap();
+    assert_eq!(all.take_counters().experts(), None);
     let (_, slots) = bytes(&all, Place::Device);
     for kept in [0, 1, 5] {
         let room = Room { expert_cache: ExpertCache::Experts(kept), ..Room::default() };
@@ -169,5 +236,10 @@ fn experts_live_in_one_place() {
         assert_eq!(heap + device, slots, "{kept} on the GPU");
         assert!((kept == 0) == (device == 0) && bytes(&engine, Place::File).0 < file);
         work(&mut engine).unwrap();
+        // On this GPU the first expert of each layer is chosen by all rows of all steps; slots begin with these.
+        let count = engine.take_counters().experts().unwrap();
+        let layers = engine.model().hyper.layers.len() as u64;
+        assert!(count.used > 0 && count.used.is_multiple_of(layers), "{count:?}");
+        assert_eq!(count.resident * layers, count.used * layers.min(kept as u64), "{count:?}");
     }
 }

@@ -20,7 +20,7 @@ mod tiers;
 mod weights;
 
 pub use backend::{Cuda, Room};
-pub use tiers::ExpertCache;
+pub use tiers::{Exchanges, ExpertCache};
 
 use strata_backend::BackendError;
 

@@ -33,7 +33,7 @@ pub(crate) fn describe(
     weights: &[WeightData],
     experts: &[(u16, LayerSource)],
     plan: &mut Plan,
-    (in_pieces, budget, helped): (bool, Budget, bool),
+    (in_pieces, budget, helped): (bool, Budget<'_>, bool),
 ) -> Described {
     let weights = WeightRegions::describe(spec, weights, plan);
     let layers = (0..spec.layers.len()).map(|index| LayerRegions::describe(spec, index, plan)).collect();

@@ -60,7 +60,7 @@ impl Waiting {
             }
             Op::MixerRead { weights, rows, x, u, inject } => Op::MixerRead { weights, rows, x, u, inject },
             Op::MixerWrite { rows, y, inject, x } => Op::MixerWrite { rows, y, inject, x },
-            Op::Route { router, rows, u } => Op::Route { router, rows, u },
+            Op::Route { layer, router, rows, u } => Op::Route { layer, router, rows, u },
             Op::Group { rows } => Op::Group { rows },
             Op::Experts { layer, weights, rows, u } => Op::Experts { layer, weights, rows, u },
             Op::Combine { shared, rows, u, y } => Op::Combine { shared, rows, u, y },
@@ -84,7 +84,7 @@ impl Waiting {
             }
             Op::MixerRead { weights, rows, x, u, inject } => Op::MixerRead { weights, rows, x, u, inject },
             Op::MixerWrite { rows, y, inject, x } => Op::MixerWrite { rows, y, inject, x },
-            Op::Route { router, rows, u } => Op::Route { router, rows, u },
+            Op::Route { layer, router, rows, u } => Op::Route { layer, router, rows, u },
             Op::Group { rows } => Op::Group { rows },
             Op::Experts { layer, weights, rows, u } => Op::Experts { layer, weights, rows, u },
             Op::Combine { shared, rows, u, y } => Op::Combine { shared, rows, u, y },

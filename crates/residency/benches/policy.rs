@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use policies::{COSTS, Setup, belady, fixed, lfu, lru, strata};
 use scenes::Scene;
-use strata_residency::{Caution, ExpertId, Heat, LayerExperts, Pace, Roster, Slots, plan_moves};
+use strata_residency::{Caution, ExpertId, Heat, LayerExperts, Pace, Roster, Slots, Swap, plan_moves};
 use traces::{Random, scan};
 
 fn main() {
@@ -97,7 +97,7 @@ fn time_of_a_plan() {
         std::hint::black_box(plan_moves(
             &slots,
             &heat,
-            &COSTS,
+            (&COSTS, Swap::Exchange),
             Caution::default(),
             192 << 20,
             &BTreeSet::new(),

@@ -62,6 +62,11 @@ impl FreeSlots {
         Some(HeapSlot { block: Some(block), home: self.clone() })
     }
 
+    /// A slot with what is in it, which is free again once it is dropped.
+    pub(crate) fn lend(self: &Arc<Self>, block: Option<Block<u8>>) -> HeapSlot {
+        HeapSlot { block, home: self.clone() }
+    }
+
     pub(crate) fn put(&self, block: Block<u8>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(block.len()).or_default().push(block);
     }

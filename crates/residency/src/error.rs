@@ -58,6 +58,12 @@ pub enum StoreError {
         /// The expert.
         id: ExpertId,
     },
+    /// The expert has a copy in the heap tier.
+    #[error("expert {} of layer {} has a copy in the heap tier already", id.expert, id.layer)]
+    Held {
+        /// The expert.
+        id: ExpertId,
+    },
     /// More readers than can be counted.
     #[error("expert {} of layer {} has too many readers at once", id.expert, id.layer)]
     TooManyPins {

@@ -38,7 +38,7 @@ pub use bytes::Bytes;
 pub use copy::{CopyEngine, CopyError, HeapSlot, HostCopy, ReadAt};
 pub use error::{LayerError, RingError, StoreError};
 pub use heat::{Heat, Pace, STEP};
-pub use moves::{Caution, Cost, Costs, Move, plan_moves};
+pub use moves::{Caution, Cost, Costs, Move, Swap, plan_moves};
 pub use ranking::{Ranking, RankingError};
 pub use ring::{
     Buffer, Canceller, Counters, Generation, PositionedReads, Ring, RingThread, Source, Spawn, Transfer,

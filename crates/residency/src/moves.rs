@@ -14,7 +14,8 @@
 //! luckier one does not push the other out, and in a steady state nothing moves.
 //!
 //! Swaps are made best first, over all layers at once. A candidate takes the least valuable of the slots that are long
-//! enough, and the plan ends where the idle time of the link does.
+//! enough, and the plan ends where the idle time of the link does. Where the one evicted takes the place that the one loaded
+//! comes from ([`Swap::Exchange`]), both must be equally long.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -61,6 +62,15 @@ pub struct Costs {
     pub load: Cost,
     /// How long it is busy with evicting one: nothing where the expert has a home elsewhere, a copy where tiers exchange.
     pub evict: Cost,
+}
+
+/// What becomes of an expert that is evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Swap {
+    /// It is read from elsewhere: a slot takes any expert that is not longer than it.
+    Evict,
+    /// It takes the place of the one that is loaded. Empty slots stay empty.
+    Exchange,
 }
 
 /// How sure a plan must be.
@@ -135,7 +145,7 @@ struct Leaving {
 pub fn plan_moves(
     slots: &Slots,
     heat: &Heat,
-    costs: &Costs,
+    (costs, swap): (&Costs, Swap),
     caution: Caution,
     idle_bytes: u64,
     held: &BTreeSet<ExpertId>,
@@ -144,10 +154,11 @@ pub fn plan_moves(
     let miss_ns: Vec<u64> = roster.layers().iter().map(|layer| costs.miss.ns(layer.bytes)).collect();
     let stake = |id: ExpertId, uses| Stake { uses, miss_ns: miss_ns[usize::from(id.layer)] };
 
-    // Per length of slots what could go.
+    // Per length, of slots or of the experts in them, what could go.
     let mut leaving: BTreeMap<u64, Vec<Reverse<Leaving>>> = BTreeMap::new();
     for slot in slots.ids() {
         let (evict, stake) = match slots.content(slot) {
+            Content::Empty if swap == Swap::Exchange => continue,
             Content::Empty => (None, Stake::NOTHING),
             Content::Holds(id) => match roster.number(id) {
                 Some(number) => (Some(Reverse(id)), stake(id, heat.uses(number))),
@@ -156,7 +167,11 @@ pub fn plan_moves(
             Content::Coming(_) => continue,
         };
         let value = stake.value();
-        leaving.entry(slots.bytes(slot)).or_default().push(Reverse(Leaving { value, evict, slot, stake }));
+        let length = match (swap, evict) {
+            (Swap::Exchange, Some(Reverse(id))) => roster.bytes(id),
+            _ => slots.bytes(slot),
+        };
+        leaving.entry(length).or_default().push(Reverse(Leaving { value, evict, slot, stake }));
     }
     let mut leaving: BTreeMap<u64, BinaryHeap<_>> =
         leaving.into_iter().map(|(bytes, slots)| (bytes, slots.into())).collect();
@@ -185,7 +200,8 @@ pub fn plan_moves(
         if bytes > left {
             continue;
         }
-        let fitting = leaving.range_mut(bytes..).filter_map(|(_, slots)| Some((*slots.peek()?, slots)));
+        let lengths = bytes..=if swap == Swap::Exchange { bytes } else { u64::MAX };
+        let fitting = leaving.range_mut(lengths).filter_map(|(_, slots)| Some((*slots.peek()?, slots)));
         // The first of equals: the shortest slots.
         let least = fitting.min_by_key(|(Reverse(first), _)| (first.value, first.evict));
         let Some((Reverse(Leaving { evict, slot, stake, .. }), fitting)) = least else { continue };

@@ -211,6 +211,53 @@ impl ExpertStore {
         self.replace(id, cell, epoch, None)
     }
 
+    /// Takes an expert's copy out of the heap tier: it is read from its home from then on, and the slot, with the copy still in it, is the
+    /// caller's. `None` if it has no copy there.
+    ///
+    /// # Errors
+    /// The expert is pinned. It then stays where it was.
+    pub fn take(&self, id: ExpertId) -> Result<Option<HeapSlot>, StoreError> {
+        let (_, cell) = self.find(id)?;
+        let Some(epoch) = self.epoch_in(id, Tier::Heap)? else { return Ok(None) };
+        match cell.replace(epoch, None) {
+            Ok(copy) => Ok(copy.map(|block| self.free.lend(Some(block)))),
+            // It moved meanwhile, so it has no copy.
+            Err((Refused::Stale, _)) => Ok(None),
+            Err((Refused::Pinned, _)) => Err(StoreError::Pinned { id }),
+        }
+    }
+
+    /// Puts a slot that holds an expert's copy, laid out by [`LayerSource::copy_layout`], into the heap tier: readers find the expert there
+    /// from then on.
+    ///
+    /// # Errors
+    /// The slot is not as long as the copy, the expert has a copy in the tier already, or it is pinned. It then stays where it was, and
+    /// the slot comes back.
+    pub fn put(&self, id: ExpertId, slot: HeapSlot) -> Result<(), (StoreError, HeapSlot)> {
+        let checked = self.find(id).and_then(|(layer, cell)| {
+            let fits = CopyError::check_length(&layer.source, &slot);
+            fits.map_err(|reason| StoreError::Copy { id, reason })?;
+            match self.epoch_in(id, Tier::Mapped)? {
+                Some(epoch) => Ok((cell, epoch)),
+                None => Err(StoreError::Held { id }),
+            }
+        });
+        let (cell, epoch) = match checked {
+            Ok(found) => found,
+            Err(error) => return Err((error, slot)),
+        };
+        match cell.replace(epoch, slot.into_block()) {
+            Ok(_) => Ok(()),
+            Err((refused, block)) => {
+                let error = match refused {
+                    Refused::Stale => StoreError::Held { id },
+                    Refused::Pinned => StoreError::Pinned { id },
+                };
+                Err((error, self.free.lend(block)))
+            }
+        }
+    }
+
     /// Moves an expert, and frees the slot that holds none afterwards: its old one, or the new one if it can't move.
     fn replace(
         &self,

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use strata_residency::{
     Caution, Content, Cost, Costs, ExpertId, Heat, LayerExperts, Move, Pace, Ranking, RankingError, Roster,
-    STEP, SlotError, Slots, plan_moves,
+    STEP, SlotError, Slots, Swap, plan_moves,
 };
 
 const COSTS: Costs = Costs {
@@ -49,7 +49,7 @@ enum Act {
     Step(Vec<ExpertId>),
     Prompt(u64, Vec<(ExpertId, u64)>),
     /// Plans with these experts held and so many idle bytes, and lands all or every other one.
-    Plan(BTreeSet<ExpertId>, u64, bool),
+    Plan(BTreeSet<ExpertId>, u64, bool, Swap),
 }
 
 fn acts() -> impl Strategy<Value = Vec<Act>> {
@@ -57,8 +57,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         4 => experts().prop_map(Act::Step),
         1 => prompt.prop_map(|(tokens, ids, count)| Act::Prompt(tokens, ids.into_iter().map(|id| (id, count)).collect())),
-        2 => (experts(), 0u64..1500, any::<bool>())
-            .prop_map(|(held, idle, all)| Act::Plan(held.into_iter().collect(), idle, all)),
+        2 => (experts(), 0u64..1500, any::<bool>(), prop::sample::select(vec![Swap::Evict, Swap::Exchange]))
+            .prop_map(|(held, idle, all, swap)| Act::Plan(held.into_iter().collect(), idle, all, swap)),
     ];
     prop::collection::vec(act, 0..60)
 }
@@ -118,13 +118,16 @@ proptest! {
             match act {
                 Act::Step(chosen) => heat.decode(&roster, chosen),
                 Act::Prompt(tokens, chosen) => heat.prompt(&roster, tokens, chosen),
-                Act::Plan(held, idle, all) => {
-                    let plan = plan_moves(&slots, &heat, &COSTS, caution, idle, &held);
-                    prop_assert_eq!(&plan, &plan_moves(&slots.clone(), &heat.clone(), &COSTS, caution, idle, &held));
+                Act::Plan(held, idle, all, swap) => {
+                    let plan = plan_moves(&slots, &heat, (&COSTS, swap), caution, idle, &held);
+                    let again = plan_moves(&slots.clone(), &heat.clone(), (&COSTS, swap), caution, idle, &held);
+                    prop_assert_eq!(&plan, &again);
                     prop_assert!(plan.iter().map(|m| roster.bytes(m.load)).sum::<u64>() <= idle);
                     let mut predicted = contents(&slots);
                     for m in &plan {
                         prop_assert!(m.evict.is_none_or(|out| !held.contains(&out)));
+                        let alike = m.evict.is_some_and(|out| roster.bytes(out) == roster.bytes(m.load));
+                        prop_assert!(alike || swap == Swap::Evict);
                         let before = predicted.insert(m.slot.index(), Content::Coming(m.load));
                         prop_assert_eq!(before, Some(m.evict.map_or(Content::Empty, Content::Holds)));
                         slots.begin(*m).unwrap();
@@ -354,7 +357,7 @@ fn ties_go_to_the_lower_id() {
     }
     let plan = |slots: &Slots, idle, held: &[ExpertId]| {
         let held = held.iter().copied().collect();
-        let plan = plan_moves(slots, &heat, &COSTS, Caution::default(), idle, &held);
+        let plan = plan_moves(slots, &heat, (&COSTS, Swap::Evict), Caution::default(), idle, &held);
         plan.into_iter().map(|m| (m.load, m.evict)).collect::<Vec<_>>()
     };
     let (a, b) = (id(0, 2), id(0, 3));
@@ -369,7 +372,10 @@ fn ties_go_to_the_lower_id() {
         heat.decode(&roster, [id(1, 0), id(1, 1), id(1, 2)]);
     }
     // The slots of layer 1 hold what is used as much; those of layer 0 are too short.
-    assert_eq!(plan_moves(&slots, &heat, &COSTS, Caution::default(), 1000, &BTreeSet::new()), []);
+    assert_eq!(
+        plan_moves(&slots, &heat, (&COSTS, Swap::Evict), Caution::default(), 1000, &BTreeSet::new()),
+        []
+    );
     let slot = slots.ids().next().unwrap();
     let wrong = Move { slot, evict: Some(id(0, 0)), load: id(1, 2) };
     assert_eq!(slots.begin(wrong), Err(SlotError::TooLong(id(1, 2), slot)));
@@ -421,7 +427,7 @@ fn a_swap_must_pay() {
                 evict: cost(evict),
             };
             let caution = Caution { horizon, margin, doubt: 20 };
-            plan_moves(&slots, &heat, &costs, caution, 1000, &BTreeSet::new()).len()
+            plan_moves(&slots, &heat, (&costs, Swap::Evict), caution, 1000, &BTreeSet::new()).len()
         };
         assert_eq!((planned(border - 1.0), planned(border + 2.0)), (0, 1), "{border}");
     }

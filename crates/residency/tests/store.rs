@@ -21,6 +21,11 @@ enum Step {
     Unpin(prop::sample::Index),
     Promote(ExpertId),
     Demote(ExpertId),
+    Take(ExpertId),
+    /// Fills a slot that was taken with this expert, and puts it back.
+    Put(ExpertId, prop::sample::Index),
+    /// Drops one.
+    Drop(prop::sample::Index),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -31,6 +36,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         any::<prop::sample::Index>().prop_map(Step::Unpin),
         expert().prop_map(Step::Promote),
         expert().prop_map(Step::Demote),
+        expert().prop_map(Step::Take),
+        (expert(), any::<prop::sample::Index>()).prop_map(|(expert, which)| Step::Put(expert, which)),
+        any::<prop::sample::Index>().prop_map(Step::Drop),
     ];
     prop::collection::vec(step, 0..120)
 }
@@ -45,7 +53,7 @@ struct Expert {
 
 proptest! {
     /// Oracle: three fields per expert. Handles are good until their expert moves, pinned experts don't move, the tier holds
-    /// its budget, every pin shows its expert's bytes whatever happens, and bytes are counted where they are.
+    /// its budget with the slots that were taken, every pin shows its expert's bytes whatever happens, and bytes are counted where they are.
     #[test]
     fn the_store_does_what_its_model_does(steps in steps(), room in 0usize..6) {
         let store = store(&[0, 2], room);
@@ -53,6 +61,7 @@ proptest! {
         let mut model = [[Expert::default(); EXPERTS as usize]; 2];
         let mut handles: Vec<(ExpertHandle, usize)> = Vec::new();
         let mut pins: Vec<(ExpertId, Pinned<'_>)> = Vec::new();
+        let mut taken: Vec<HeapSlot> = Vec::new();
         for step in steps {
             match step {
                 Step::Handle(id) => {
@@ -83,7 +92,7 @@ proptest! {
                     model[id.layer as usize / 2][id.expert as usize].pins -= 1;
                 }
                 Step::Promote(id) => {
-                    let used = model.iter().flatten().filter(|expert| expert.heap).count();
+                    let used = model.iter().flatten().filter(|expert| expert.heap).count() + taken.len();
                     let expert = &mut model[id.layer as usize / 2][id.expert as usize];
                     match store.promote(id, &engine) {
                         Ok(()) if expert.heap => {}
@@ -108,6 +117,45 @@ proptest! {
                         Err(other) => prop_assert!(false, "{}", other),
                     }
                 }
+                Step::Take(id) => {
+                    let expert = &mut model[id.layer as usize / 2][id.expert as usize];
+                    match store.take(id) {
+                        Ok(None) => prop_assert!(!expert.heap),
+                        Ok(Some(slot)) => {
+                            prop_assert!(expert.heap && expert.pins == 0);
+                            let (CopyLayout { up, down, .. }, parts) =
+                                (source(id.layer).copy_layout(), expected(id));
+                            let Blob { gate: of_gate, up: of_up, down: of_down } = parts.as_blob();
+                            prop_assert!(slot.starts_with(of_gate) && slot[up..].starts_with(of_up));
+                            prop_assert!(slot[down..].starts_with(of_down));
+                            *expert = Expert { heap: false, moves: expert.moves + 1, pins: 0 };
+                            taken.push(slot);
+                        }
+                        Err(StoreError::Pinned { .. }) => prop_assert!(expert.heap && expert.pins > 0),
+                        Err(other) => prop_assert!(false, "{}", other),
+                    }
+                }
+                Step::Put(..) | Step::Drop(_) if taken.is_empty() => {}
+                Step::Put(id, which) => {
+                    let slot = taken.swap_remove(which.index(taken.len()));
+                    let slot = engine.copy(id, &source(id.layer), slot).unwrap();
+                    let expert = &mut model[id.layer as usize / 2][id.expert as usize];
+                    match store.put(id, slot) {
+                        Ok(()) => {
+                            prop_assert!(!expert.heap && expert.pins == 0);
+                            *expert = Expert { heap: true, moves: expert.moves + 1, pins: 0 };
+                        }
+                        Err((refused, slot)) => {
+                            match refused {
+                                StoreError::Held { .. } => prop_assert!(expert.heap),
+                                StoreError::Pinned { .. } => prop_assert!(!expert.heap && expert.pins > 0),
+                                other => prop_assert!(false, "{}", other),
+                            }
+                            taken.push(slot);
+                        }
+                    }
+                }
+                Step::Drop(which) => drop(taken.swap_remove(which.index(taken.len()))),
             }
             for (id, pinned) in &pins {
                 assert_eq!(pinned.blob(), expected(*id).as_blob());
@@ -120,7 +168,7 @@ proptest! {
             }
         }
         let used = model.iter().flatten().filter(|expert| expert.heap).count();
-        drop(pins);
+        drop((pins, taken));
         prop_assert_eq!(room_left(&store, &[0, 2]), room - used);
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use strata_cpu::CpuHostExperts;
 use strata_cuda::driver::Device;
-use strata_cuda::{Cuda, ExpertCache, Room};
+use strata_cuda::{Cuda, Exchanges, ExpertCache, Room};
 use strata_engine::{EngineConfig, Sampling};
 use strata_quant::{Format, Isa};
 use strata_synth::geometry::{Attention, Gdn, Indexer, LayerKind, Moe};
@@ -196,6 +196,7 @@ fn small_model(
         steps.1 += started.elapsed();
     }
     families.insert("replayed steps", steps);
+    families.insert("experts that change places", exchanges(path, name, device, &tokens)?);
     for (family, (found, time)) in families {
         let line = Line { of: name.to_owned(), what: family.into(), found, time };
         if tell(line).is_break() {
@@ -203,6 +204,50 @@ fn small_model(
         }
     }
     Ok(ControlFlow::Continue(()))
+}
+
+/// The model with few experts on the GPU, as many of which as can change places in every step: single steps, several sequences at once, prompts in
+/// between that are wide, and the CPU with a share of the experts or without. That any changed places is checked too.
+fn exchanges(
+    path: &Path,
+    name: &str,
+    device: &Device,
+    tokens: &[u32],
+) -> Result<(Found, Duration), CheckError> {
+    let (mut found, started) = (Found::default(), Instant::now());
+    for (seed, share) in [(1, None), (2, Some(8))] {
+        let config = EngineConfig {
+            window: Some(90),
+            context: Some(160),
+            sequences: 4,
+            draft: true,
+            ..EngineConfig::default()
+        };
+        let room = Room { expert_cache: ExpertCache::Experts(12), ..Room::default() };
+        let gpu = Cuda::new(device, room)?.with_exchanges(Exchanges::Forced(seed));
+        let gpu = match share {
+            Some(_) => gpu.with_host(Box::new(CpuHostExperts(whole::cpu()?)), share),
+            None => gpu,
+        };
+        let mut ours = whole::engine(path, &config, gpu)?;
+        let mut theirs = whole::engine(path, &config, whole::cpu()?)?;
+        let prompts = [&tokens[..100], &tokens[3..9], &tokens[..70], &tokens[1..2]];
+        // The second time, steps are replayed from the start.
+        for round in 0..2 {
+            let what =
+                format!("{name}, experts that change places, {share:?} sixteenths on the CPU, {round}");
+            let both = [&mut ours, &mut theirs];
+            let steps = |engine: &mut strata_engine::Engine| whole::forks_and_rewinds(engine, tokens, false);
+            found.add(whole::unwatched(&what, both, steps)?);
+            let both = [&mut ours, &mut theirs];
+            let together =
+                |engine: &mut strata_engine::Engine| whole::neighbours(engine, &prompts, &Sampling::greedy());
+            found.add(whole::unwatched(&format!("{what}, side by side"), both, together)?);
+        }
+        let exchanged = ours.take_counters().experts().map_or(0, |count| count.exchanged);
+        found.exactly(format_args!("{name}, whether any did"), &[exchanged > 0], &[true]);
+    }
+    Ok((found, started.elapsed()))
 }
 
 #[cfg(test)]

@@ -166,6 +166,9 @@ pub struct EngineFlags {
     /// Have the CPU compute a share of the experts that the GPU has no room for, as large as is fastest, for one answer at a time [default: on]
     #[arg(long, value_name = "on|off", help_heading = "Engine")]
     pub cpu_experts: Option<Switch>,
+    /// Learn which experts are used and keep that beside the model, in a file of its name with `.experts`, where a GPU has no room for all [default: on]
+    #[arg(long, value_name = "on|off", help_heading = "Engine")]
+    pub ranking: Option<Switch>,
     /// Instructions to compute with: scalar, avx2, avxvnni or avx512; all give the same bits [default: the fastest]
     #[arg(long, value_name = "NAME", help_heading = "Engine")]
     pub isa: Option<String>,
@@ -466,6 +469,7 @@ impl EngineFlags {
         settings.vram_reserve = self.vram_reserve;
         settings.expert_cache = self.expert_cache;
         settings.cpu_experts = self.cpu_experts;
+        settings.ranking = self.ranking;
         settings.isa = self.isa.clone();
     }
 }

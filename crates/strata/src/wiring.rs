@@ -5,7 +5,7 @@
 
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use strata_cpu::{Cpu, CpuHostExperts};
@@ -136,6 +136,13 @@ impl Machine {
         };
         let open = || -> Result<Cuda, String> {
             let cuda = Cuda::new(&gpu(number)?, room).map_err(|error| error.to_string())?;
+            let cuda = match config.ranking {
+                true => {
+                    let identity = model.fingerprint().map_err(|error| error.to_string())?;
+                    cuda.with_ranking(ranking_of(model), identity.to_le_bytes().to_vec())
+                }
+                false => cuda,
+            };
             Ok(match config.cpu_experts {
                 true => cuda.with_host(Box::new(CpuHostExperts(self.cpu(config))), None),
                 false => cuda,
@@ -216,6 +223,14 @@ impl Machine {
             _ => failure,
         }
     }
+}
+
+/// Where what is learned of a model's experts is kept: beside its first file, under that name and `.experts`.
+fn ranking_of(model: &Model) -> PathBuf {
+    let first = model.gguf.shards().first().map_or(model.gguf.path(), |shard| &shard.path);
+    let mut name = first.as_os_str().to_owned();
+    name.push(".experts");
+    name.into()
 }
 
 /// The GPU of this number.

@@ -445,7 +445,7 @@ impl Rig {
     }
 
     pub fn moe(&mut self, rows: usize) {
-        self.submit(Op::Route { router: self.router, rows, u: U });
+        self.submit(Op::Route { layer: QSA, router: self.router, rows, u: U });
         self.submit(Op::Group { rows });
         self.submit(Op::Experts { layer: QSA, weights: self.experts, rows, u: U });
         self.submit(Op::Combine { shared: self.shared, rows, u: U, y: Y });

@@ -35,6 +35,10 @@ pub(crate) struct State {
     device: BTreeMap<DevicePtr, usize>,
     next: DevicePtr,
     pinned: BTreeMap<usize, Box<[u64]>>,
+    /// Values of eight bytes that were copied to the device one by one: the latest of each address.
+    pub(crate) words: BTreeMap<DevicePtr, u64>,
+    /// Copies to the device and back: to, from, and how many bytes.
+    pub(crate) copies: Vec<(u64, u64, usize)>,
     /// Objects that are alive.
     objects: i64,
 }
@@ -60,6 +64,7 @@ pub(crate) fn install() {
     table.register_host = register_host;
     table.unregister_host = unregister_host;
     table.host_address = host_address;
+    table.copy_to_device = copy_to_device;
     table.copy_to_host = copy_to_host;
     table.context_retain = context_retain;
     table.context_release = context_release;
@@ -236,10 +241,26 @@ unsafe extern "C" fn host_address(to: *mut DevicePtr, at: *mut c_void, _: c_uint
     unsafe { give("host_address", to, |_| at as DevicePtr) }
 }
 
+unsafe extern "C" fn copy_to_device(to: DevicePtr, from: *const c_void, bytes: usize, _: Opaque) -> Code {
+    let code = answer("copy_to_device");
+    if code == 0 {
+        with(|state| state.copies.push((to, from as u64, bytes)));
+    }
+    if code == 0 && bytes == 8 {
+        // SAFETY: the caller gives so many bytes.
+        let word = unsafe { from.cast::<u64>().read_unaligned() };
+        with(|state| state.words.insert(to, word));
+    }
+    code
+}
+
 /// Most copies write nothing: buffers hold zeros, or what was there. Very short ones are the ranks of a row's largest value, which must be of
 /// an index that exists: 1.0 at index 1.
-unsafe extern "C" fn copy_to_host(to: *mut c_void, _: DevicePtr, bytes: usize, _: Opaque) -> Code {
+unsafe extern "C" fn copy_to_host(to: *mut c_void, from: DevicePtr, bytes: usize, _: Opaque) -> Code {
     let code = answer("copy_to_host");
+    if code == 0 {
+        with(|state| state.copies.push((to as u64, from, bytes)));
+    }
     if code == 0 && bytes <= 16 {
         let ranks = [0xbf80_0000_ffff_fffe_u64; 2];
         // SAFETY: the caller gives room for so many bytes.

@@ -135,21 +135,36 @@ impl Stream {
         self.synchronize()
     }
 
-    /// Queues a copy of the first values of pinned memory to the device.
+    /// Queues a copy of the first values of (a part of) pinned memory to the device.
     ///
     /// # Safety
-    /// Nobody writes to `from`, nor frees it, before the copy is done.
-    pub unsafe fn queue_upload<T: Pod>(
-        &self,
-        from: &PinnedMemory<T>,
-        to: DeviceSlice<T>,
-    ) -> Result<(), DriverError> {
+    /// It is pinned, and nobody writes to `from`, nor frees it, before the copy is done.
+    pub unsafe fn queue_upload<T: Pod>(&self, from: &[T], to: DeviceSlice<T>) -> Result<(), DriverError> {
         assert!(to.len() <= from.len());
         // SAFETY: lengths checked; the caller keeps the source as it is.
         unsafe {
             call!(
                 self.context().table(),
                 copy_to_device(to.address(), from.as_ptr().cast(), to.bytes(), self.raw())
+            )
+        }
+    }
+
+    /// Queues a copy to the first values of pinned memory.
+    ///
+    /// # Safety
+    /// Nobody looks at `to`, nor frees it, before the copy is done.
+    pub unsafe fn queue_download<T: Pod>(
+        &self,
+        from: DeviceSlice<T>,
+        to: &mut PinnedMemory<T>,
+    ) -> Result<(), DriverError> {
+        assert!(from.len() <= to.len());
+        // SAFETY: lengths checked; the caller leaves the target alone.
+        unsafe {
+            call!(
+                self.context().table(),
+                copy_to_host(to.pointer().cast(), from.address(), from.bytes(), self.raw())
             )
         }
     }
@@ -164,6 +179,20 @@ impl Stream {
             call!(
                 self.context().table(),
                 copy_to_device(to.address(), from as *const c_void, to.bytes(), self.raw())
+            )
+        }
+    }
+
+    /// Queues a copy to registered memory, from the address `to` on.
+    ///
+    /// # Safety
+    /// All of it is in one registration, which stays, and nobody reads or writes it before the copy is done.
+    pub unsafe fn queue_to_registered(&self, from: DeviceSlice<u8>, to: usize) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            call!(
+                self.context().table(),
+                copy_to_host(to as *mut c_void, from.address(), from.bytes(), self.raw())
             )
         }
     }
@@ -281,6 +310,17 @@ impl Event {
         let table = self.context.table();
         // SAFETY: the event is alive.
         nap_until(table, "event_query", || unsafe { (table.event_query)(self.raw) })
+    }
+
+    /// Whether it is reached.
+    pub fn is_reached(&self) -> Result<bool, DriverError> {
+        let table = self.context.table();
+        // SAFETY: the event is alive.
+        match unsafe { (table.event_query)(self.raw) } {
+            0 => Ok(true),
+            NOT_READY => Ok(false),
+            code => Err(DriverError::of(table, "event_query", code)),
+        }
     }
 
     /// Has a stream wait for it.

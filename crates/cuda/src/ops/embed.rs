@@ -77,7 +77,11 @@ impl CudaBackend {
         let table = self.weights.matrix(table, vocab, d)?;
         let x = self.buffer(x, tokens.len(), streams * d)?;
         // A window begins: experts may come already.
-        if let Some(ring) = self.tiers.ring.as_mut().filter(|_| many(&self.spec.shape.moe, tokens.len())) {
+        let many = many(&self.spec.shape.moe, tokens.len());
+        if many {
+            self.tiers.settle(&self.stream)?;
+        }
+        if let Some(ring) = self.tiers.ring.as_mut().filter(|_| many) {
             ring.start(&self.stream).map_err(Failed::from)?;
         }
         let ids = self.tokens(Ids::Tokens, tokens)?;

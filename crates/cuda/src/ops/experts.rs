@@ -228,6 +228,9 @@ impl CudaBackend {
         self.left_experts = None;
         // One row reads experts where they are, a few have those fetched that they need, many have all of them come through the ring.
         let many = many(&moe, rows);
+        if many {
+            self.tiers.settle(&self.stream)?;
+        }
         let slots = match &self.tiers.ring {
             Some(ring) if many => ring.layer(layer.0),
             _ => self.tiers.layer(layer.0),

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
-use strata_backend::{BackendError, Buffer, MoeShape, Spec, Weight};
+use strata_backend::{BackendError, Buffer, Layer, MoeShape, Spec, Weight};
 
 use super::wide::WIDE;
 use super::{OpError, module};
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Stream};
 use crate::scratch::Scratch;
+use crate::tiers::Choices;
 use crate::weights::Matrix;
 use crate::{Failed, failed};
 
@@ -134,6 +135,8 @@ pub(crate) struct Routing {
     places: DeviceSlice<u32>,
     order: DeviceSlice<u32>,
     counts: DeviceSlice<u32>,
+    /// The places of these two that every layer may use.
+    shared: [DeviceSlice<u32>; 2],
     unit_expert: DeviceSlice<u32>,
     unit_first: DeviceSlice<u32>,
     unit_places: DeviceSlice<u32>,
@@ -154,12 +157,14 @@ impl Routing {
     pub(crate) fn new(spec: &Spec, room: &mut Scratch) -> Routing {
         let (moe, rows) = (spec.shape.moe, spec.window.max(spec.sequences));
         let (pairs, units) = (rows * moe.used, rows * moe.used);
+        let [experts, counts] = [pairs, moe.experts].map(|len| room.take(len));
         Routing {
-            experts: room.take(pairs),
+            experts,
             shares: room.take(pairs),
             places: room.take(pairs),
             order: room.take(pairs),
-            counts: room.take(moe.experts),
+            counts,
+            shared: [experts, counts],
             unit_expert: room.take(units),
             unit_first: room.take(units),
             unit_places: room.take(units),
@@ -170,6 +175,13 @@ impl Routing {
             rows: 0,
             grouped: false,
         }
+    }
+
+    /// A layer begins to route so many rows, with places of its own for some of what it leaves.
+    fn begin(&mut self, rows: usize, own: Choices) {
+        (self.rows, self.grouped) = (rows, rows <= FEW);
+        let [experts, counts] = self.shared;
+        (self.experts, self.counts) = (own.experts.unwrap_or(experts), own.ends.unwrap_or(counts));
     }
 
     /// Before the first launch, and where the second of one row's kernels will not come.
@@ -242,14 +254,20 @@ impl Room {
 
 impl CudaBackend {
     /// Chooses each row's experts.
-    pub(crate) fn route(&mut self, router: Weight, rows: usize, u: Buffer) -> Result<usize, BackendError> {
+    pub(crate) fn route(
+        &mut self,
+        layer: Layer,
+        router: Weight,
+        rows: usize,
+        u: Buffer,
+    ) -> Result<usize, BackendError> {
         let (d, moe) = (self.spec.shape.hidden, self.spec.shape.moe);
         let router = self.weights.matrix(router, moe.experts, d)?;
         let u = self.buffer(u, rows, d)?;
         if rows > self.spec.window.max(self.spec.sequences) {
             return Err(failed(format!("{rows} rows to route in windows of {}", self.spec.window)));
         }
-        (self.routing.rows, self.routing.grouped) = (rows, rows <= FEW);
+        self.routing.begin(rows, self.tiers.choices(layer, rows));
         self.left_route = (rows == 1).then_some((router, u));
         match self.left_route {
             // With the experts, if there are kernels for one row.

@@ -6,16 +6,22 @@
 //!
 //! Invariant: an address in the table is of a whole copy of its expert, laid out by [`CopyLayout`], that stays where it is.
 
+mod cache;
+mod chosen;
 mod desk;
+mod exchange;
+mod link;
+mod policy;
+mod ranking;
 mod ring;
 mod split;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use strata_backend::{BackendError, Spec};
-use strata_plan::{Bytes, Category, Plan, Region};
+use strata_backend::{BackendError, ExpertCount, Layer, Op, Spec};
+use strata_plan::{Bytes, Category, Place, Plan, Region};
 use strata_residency::{
     CopyLayout, ExpertId, ExpertStore, Heat, LayerExperts, LayerSource, Move, Pace, Roster, Slots, Tier,
 };
@@ -24,11 +30,22 @@ use crate::driver::{Context, DeviceMemory, DeviceSlice, RegisteredMemory, Stream
 use crate::failed;
 use crate::weights::Stage;
 
+use cache::Cache;
+use chosen::Chosen;
 pub(crate) use desk::{Asked, Computes, Desk, DeskParams};
+use exchange::Exchanger;
+use link::DeviceLink;
+pub use policy::Exchanges;
+use policy::Policy;
+pub(crate) use ranking::RankingFile;
 pub(crate) use ring::Ring;
 
 /// Places of the ring: copies are so far ahead of the products, and a layer is taken in about half as many parts.
 const PLACES: usize = 8;
+/// Spare places for each length of slots, at most: so many exchanges are under way at once.
+const SPARES: usize = 8;
+/// They take so small a part of the slots' bytes.
+const SPARED: u64 = 16;
 /// Host memory is registered in stretches of so many bytes.
 const STRETCH: usize = 1 << 30;
 
@@ -45,12 +62,16 @@ pub enum ExpertCache {
 }
 
 /// What there is for experts.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Budget {
+#[derive(Clone, Copy)]
+pub(crate) struct Budget<'r> {
     /// Bytes that the device leaves for everything.
     pub(crate) available: u64,
     /// What slots may take of it.
     pub(crate) cache: ExpertCache,
+    /// How they change what they hold.
+    pub(crate) exchanges: Exchanges,
+    /// What was learned of them before.
+    pub(crate) ranking: Option<&'r RankingFile>,
 }
 
 /// A layer's experts, as kernels find them.
@@ -68,12 +89,18 @@ pub(crate) struct TierRegions {
     /// Experts of a row of a table.
     width: usize,
     slots: Slots,
+    heat: Heat,
     /// What the slots start with.
     loads: Vec<Move>,
+    exchanges: Exchanges,
     /// All slots, one behind the other.
     memory: Region,
+    /// Spare places, by their length.
+    spares: Vec<(u64, Region)>,
     /// The ring, where slots are too few for all experts.
     ring: Option<Region>,
+    /// Where routing leaves its choices, where experts are beside the device.
+    chosen: Option<Region>,
     /// Where the host is asked, if it computes experts and some are left to it.
     desk: Option<Region>,
     /// The residency table, and behind it the ring's and that of fetched experts where there is a ring.
@@ -86,7 +113,7 @@ impl TierRegions {
         spec: &Spec,
         experts: &[(u16, LayerSource)],
         plan: &mut Plan,
-        budget: Budget,
+        budget: Budget<'_>,
         helped: bool,
     ) -> TierRegions {
         let count = spec.layers.len();
@@ -106,7 +133,8 @@ impl TierRegions {
         };
         let table = 8 * width * count;
         let desk = if helped { desk::device_bytes(spec) } else { 0 };
-        let beside = (plan.device_bytes() as u64).saturating_add((3 * table + desk) as u64);
+        let chosen = chosen::device_bytes(spec);
+        let beside = (plan.device_bytes() as u64).saturating_add((3 * table + desk + chosen) as u64);
         let left = budget.available.saturating_sub(beside);
         let fits = roster.total_bytes() <= left.min(bytes) && roster.len() <= most;
         let ring = (!fits).then(|| {
@@ -116,12 +144,39 @@ impl TierRegions {
             let longest = roster.layers().iter().map(|layer| layer.bytes).max().unwrap_or(0);
             two.min(left / 2).max(PLACES as u64 * longest) as usize
         });
-        let slots = Slots::cut(roster, left.saturating_sub(ring.unwrap_or(0) as u64).min(bytes), most);
+        let room = left.saturating_sub(ring.unwrap_or(0) as u64).min(bytes);
+        let forced = budget.exchanges != Exchanges::Learned;
+        let for_spares = match fits {
+            true => 0,
+            false => wanted_spares(&roster).min(if forced { room / 2 } else { room / (SPARED + 1) }),
+        };
+        let slots = Slots::cut(roster, room - for_spares, most);
+        let spares = match forced {
+            true => spares(&slots, for_spares),
+            false => spares(&slots, for_spares.min(slots.total_bytes() / SPARED)),
+        };
+        let mut heat = Heat::new(slots.roster(), Pace::default());
+        if !fits {
+            if let Some(ranking) = budget.ranking {
+                ranking.recall(slots.roster(), &mut heat);
+            }
+            // Where each is, how hot, and in which slot; tables on their way to the device.
+            let known = 64 * slots.roster().len() + 2 * table;
+            plan.item(Category::Experts, "experts' addresses and heat", Place::Heap, known as u64);
+        }
         TierRegions {
             layouts,
             width,
+            exchanges: budget.exchanges,
             memory: plan.device(Category::Experts, "expert slots", slots.total_bytes() as usize),
+            spares: spares
+                .into_iter()
+                .map(|(bytes, count)| {
+                    (bytes, plan.device(Category::Experts, "spare slots", bytes as usize * count))
+                })
+                .collect(),
             ring: ring.map(|bytes| plan.device(Category::Experts, "expert ring", bytes)),
+            chosen: (!fits).then(|| chosen::describe(spec, plan)),
             desk: (helped && !fits).then(|| {
                 desk::describe(spec, plan);
                 plan.device(Category::Experts, "experts asked for", desk)
@@ -131,7 +186,8 @@ impl TierRegions {
                 "residency table",
                 if fits { table } else { 2 * table + 8 * width },
             ),
-            loads: slots.first_loads(&Heat::new(slots.roster(), Pace::default())),
+            loads: slots.first_loads(&heat),
+            heat,
             slots,
         }
     }
@@ -146,6 +202,39 @@ impl TierRegions {
         let with: HashSet<ExpertId> = self.loads.iter().map(|planned| planned.load).collect();
         self.slots.roster().ids().filter(|id| !with.contains(id)).collect()
     }
+}
+
+/// What spare places for all lengths of experts take.
+fn wanted_spares(roster: &Roster) -> u64 {
+    let mut lengths: Vec<u64> = roster.layers().iter().map(|layer| layer.bytes).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    lengths.iter().sum::<u64>() * SPARES as u64
+}
+
+/// How many spare places of each length of slots so many bytes are enough for: about equally many, and no more than slots.
+fn spares(slots: &Slots, bytes: u64) -> BTreeMap<u64, usize> {
+    let mut count = BTreeMap::<u64, usize>::new();
+    slots.ids().for_each(|slot| *count.entry(slots.bytes(slot)).or_default() += 1);
+    let (mut spares, mut left) = (BTreeMap::new(), bytes);
+    for round in 1..=SPARES {
+        for (&length, &count) in &count {
+            if round <= count && length <= left {
+                left -= length;
+                *spares.entry(length).or_default() += 1;
+            }
+        }
+    }
+    spares
+}
+
+/// Where a layer's routing leaves what it chooses, if not where every layer does.
+#[derive(Default)]
+pub(crate) struct Choices {
+    /// `[rows][used]`
+    pub(crate) experts: Option<DeviceSlice<u32>>,
+    /// `[experts]`
+    pub(crate) ends: Option<DeviceSlice<u32>>,
 }
 
 /// Where an expert's copy is.
@@ -164,29 +253,47 @@ pub(crate) struct Tiers {
     pub(crate) ring: Option<Ring>,
     /// For one row, likewise, if the host computes some.
     pub(crate) desk: Option<Desk>,
+    /// What windows choose, and what is learned of it, where not all experts have slots.
+    cache: Option<Cache>,
+    /// As of how many changes of places the ring is cut.
+    cut_at: u64,
     /// All memory of the device that is the backend's.
     pub(crate) device: DeviceSlice<u8>,
-    _host: Arc<HostMemory>,
+    host: Arc<HostMemory>,
 }
 
 impl Tiers {
     /// Fills the slots, and makes host memory known to the GPU where experts have to be read from there.
     pub(crate) fn load(
         (spec, regions): (&Spec, TierRegions),
-        computes: Option<Computes>,
+        (computes, ranking): (Option<Computes>, Option<RankingFile>),
         memory: &DeviceMemory,
         store: &Arc<ExpertStore>,
         stage: &mut Stage,
         context: &Context,
         stream: &Stream,
     ) -> Result<Tiers, BackendError> {
-        let TierRegions { layouts, width, slots, loads, memory: all, ring, desk, table } = regions;
+        let TierRegions {
+            layouts,
+            width,
+            mut slots,
+            heat,
+            loads,
+            memory: all,
+            ring,
+            chosen,
+            desk,
+            table,
+            exchanges,
+            spares,
+        } = regions;
         let place = |region: Region| memory.part::<u8>(region.offset(), region.bytes());
-        let roster = slots.roster();
+        let roster = slots.roster().clone();
         let copy = |id: ExpertId| layouts[usize::from(id.layer)].expect("a layer with experts");
 
         let mut at = vec![None; roster.len()];
-        for Move { slot, load: id, .. } in loads {
+        for first in loads {
+            let Move { slot, load: id, .. } = first;
             let (start, CopyLayout { up, down, bytes }) = (slots.start(slot) as usize, copy(id));
             let to = place(all).range(start..start + bytes);
             let pinned = store.pin_current(id)?;
@@ -194,6 +301,7 @@ impl Tiers {
             for (first, part) in [(0, blob.gate), (up, blob.up), (down, blob.down)] {
                 stage.upload(stream, part, to.range(first..first + part.len()))?;
             }
+            slots.begin(first).and_then(|()| slots.land(slot)).map_err(failed)?;
             at[roster.number(id).expect("the roster's own")] = Some(At::Slot(to.address()));
         }
         let host = Arc::new(HostMemory::register(store, context, ring.is_some())?);
@@ -207,10 +315,7 @@ impl Tiers {
         let tables: DeviceSlice<u64> = place(table).cast();
         let mut table = |first: usize, addresses: &[u64]| -> Result<_, BackendError> {
             let table = tables.range(first..first + count);
-            let mut rows = vec![0u64; count];
-            for ((id, _), address) in at.iter().zip(addresses) {
-                rows[usize::from(id.layer) * width + usize::from(id.expert)] = *address;
-            }
+            let rows = rows(count, width, &at, addresses);
             stage.upload(stream, bytemuck::cast_slice(&rows), table.cast())?;
             let row = |layer: usize| table.range(layer * width..(layer + 1) * width);
             let layer = |(layer, layout): (usize, &Option<CopyLayout>)| {
@@ -228,20 +333,120 @@ impl Tiers {
             Some(region) => {
                 let (chunks, addresses) = ring::cut(place(region), &host, &at, &|id| copy(id).bytes);
                 let room = (place(region), tables.range(2 * count..2 * count + width));
-                Some(Ring::new(context, chunks, table(count, &addresses)?, room, &host).map_err(failed)?)
+                let table = (tables.range(count..2 * count), table(count, &addresses)?);
+                Some(Ring::new(context, chunks, table, room, &host).map_err(failed)?)
             }
         };
         stream.synchronize().map_err(failed)?;
         let device = memory.slice();
         let desk =
             desk.zip(computes).map(|(region, host)| Desk::new(context, spec, host, device, place(region)));
-        Ok(Tiers { layers, ring, desk: desk.transpose()?, device, _host: host })
+        let cache = match (chosen, &ring) {
+            (Some(region), Some(ring)) => {
+                let chosen = Chosen::new(context, spec, place(region)).map_err(failed)?;
+                let slot = |slot| {
+                    let start = slots.start(slot) as usize;
+                    place(all).range(start..start + slots.bytes(slot) as usize)
+                };
+                let places: Vec<DeviceSlice<u8>> = slots.ids().map(slot).collect();
+                // Where memory has copies of all experts anyway, there is nothing to exchange.
+                let in_slots = || at.iter().filter(|(_, at)| matches!(at, At::Slot(_)));
+                let doubled = in_slots().any(|(id, _)| matches!(store.tier(*id), Ok(Tier::Heap)));
+                let parts = |(bytes, region): (u64, Region)| {
+                    let (all, each) = (place(region), bytes as usize);
+                    (bytes, (0..all.len() / each).map(|at| all.range(at * each..(at + 1) * each)).collect())
+                };
+                let spares: BTreeMap<u64, Vec<DeviceSlice<u8>>> =
+                    spares.into_iter().filter(|_| !doubled).map(parts).collect();
+                let seats = spares.values().map(Vec::len).sum();
+                let (table, readers) = (tables.range(0..count), [stream.share(), ring.copies().share()]);
+                let link = DeviceLink::new(context, readers, (table, width), (roster, at), &host, seats);
+                let link = link.map_err(failed)?;
+                let rate = link.measure(context, ring.room().0).map_err(failed)?;
+                let policy = Policy::new(exchanges, heat, &slots, rate, seats);
+                let exchanger = Exchanger::new(slots, places, spares);
+                Some(Cache { chosen, policy, exchanger, link, exchanges, began: None, ranking })
+            }
+            _ => None,
+        };
+        Ok(Tiers { layers, ring, desk: desk.transpose()?, cache, cut_at: 0, device, host })
+    }
+
+    /// Where routing leaves its choices: chosen experts, and counts of them.
+    pub(crate) fn choices(&self, layer: Layer, rows: usize) -> Choices {
+        self.cache.as_ref().map_or_else(Choices::default, |cache| cache.choices(layer, rows))
+    }
+
+    /// A short window begins: experts that have moved are found where they are now.
+    pub(crate) fn begin_step(&mut self) -> Result<(), BackendError> {
+        self.cache.as_mut().map_or(Ok(()), Cache::begin_step)
+    }
+
+    /// An op was submitted.
+    pub(crate) fn see(&mut self, op: &Op<'_>) {
+        if let Some(cache) = &mut self.cache {
+            cache.see(op);
+        }
+    }
+
+    /// Something of the windows under way failed.
+    pub(crate) fn forget(&mut self) {
+        if let Some(cache) = &mut self.cache {
+            cache.forget();
+        }
+    }
+
+    /// Behind all ops that came, before somebody waits for them.
+    pub(crate) fn bring_choices(&mut self, stream: &Stream) -> Result<(), BackendError> {
+        self.cache.as_mut().map_or(Ok(()), |cache| cache.bring_choices(stream))
+    }
+
+    /// After everything was waited for: counts a step that is over.
+    pub(crate) fn end_step(&mut self) -> Result<Option<ExpertCount>, BackendError> {
+        self.cache.as_mut().map_or(Ok(None), Cache::end_step)
+    }
+
+    /// Counts a window that is committed, if it is a wide one.
+    pub(crate) fn count_committed(
+        &mut self,
+        rows: usize,
+        stream: &Stream,
+    ) -> Result<Option<ExpertCount>, BackendError> {
+        self.cache.as_mut().map_or(Ok(None), |cache| cache.committed(rows, stream))
+    }
+
+    /// Before the ring's copies for a wide window, or its next layer: nothing moves, and the ring brings what has no slot now.
+    pub(crate) fn settle(&mut self, stream: &Stream) -> Result<(), BackendError> {
+        let (Some(cache), Some(ring)) = (&mut self.cache, &mut self.ring) else { return Ok(()) };
+        if !cache.is_settled() {
+            // Whoever waits for the GPU has answered it before.
+            self.desk.as_mut().map_or(Ok(()), |desk| desk.serve(stream))?;
+            cache.settle()?;
+        }
+        let (experts, changes) = cache.experts();
+        if changes == self.cut_at {
+            return Ok(());
+        }
+        let bytes = |id| cache.exchanger.slots().roster().bytes(id) as usize;
+        let (chunks, addresses) = ring::cut(ring.room().0, &self.host, experts, &bytes);
+        ring.recut(chunks, experts, &addresses, stream).map_err(failed)?;
+        self.cut_at = changes;
+        Ok(())
     }
 
     /// A layer's experts.
     pub(crate) fn layer(&self, layer: u16) -> Result<LayerTable, BackendError> {
         find_layer(&self.layers, layer)
     }
+}
+
+/// A table of all layers, `width` addresses each: 0 for experts that there aren't.
+fn rows(count: usize, width: usize, experts: &[(ExpertId, At)], addresses: &[u64]) -> Vec<u64> {
+    let mut rows = vec![0u64; count];
+    for ((id, _), address) in experts.iter().zip(addresses) {
+        rows[usize::from(id.layer) * width + usize::from(id.expert)] = *address;
+    }
+    rows
 }
 
 fn find_layer(layers: &[Option<LayerTable>], layer: u16) -> Result<LayerTable, BackendError> {

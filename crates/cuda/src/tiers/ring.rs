@@ -14,8 +14,8 @@ use strata_backend::BackendError;
 use strata_plan::DEVICE_ALIGNMENT;
 use strata_residency::ExpertId;
 
-use super::{At, HostMemory, LayerTable, PLACES, find_layer};
-use crate::driver::{Context, DeviceSlice, DriverError, Event, Stream};
+use super::{At, HostMemory, LayerTable, PLACES, find_layer, rows};
+use crate::driver::{Context, DeviceSlice, DriverError, Event, Stream, Turns};
 
 /// Consecutive experts of a layer, whose copies fill a place at most.
 pub(super) struct Chunk {
@@ -62,6 +62,9 @@ pub(crate) struct Ring {
     places: Vec<Place>,
     /// Where kernels find each expert while it is there.
     layers: Vec<Option<LayerTable>>,
+    /// All layers' tables, one behind the other, and how they come there.
+    table: DeviceSlice<u64>,
+    turns: Turns<u64>,
     /// The chunk that is used next, and the first one whose copies aren't queued. Equal where nothing is under way.
     next: usize,
     ahead: usize,
@@ -106,11 +109,11 @@ pub(super) fn cut(
 }
 
 impl Ring {
-    /// A ring for these chunks, and the table of their experts' addresses.
+    /// A ring for these chunks, and the table of their experts' addresses, all of it and by layer.
     pub(super) fn new(
         context: &Context,
         chunks: Vec<Chunk>,
-        layers: Vec<Option<LayerTable>>,
+        (table, layers): (DeviceSlice<u64>, Vec<Option<LayerTable>>),
         (memory, fetched): (DeviceSlice<u8>, DeviceSlice<u64>),
         host: &Arc<HostMemory>,
     ) -> Result<Ring, DriverError> {
@@ -124,6 +127,8 @@ impl Ring {
             chunks,
             places,
             layers,
+            table,
+            turns: Turns::new(context, table.len())?,
             next: 0,
             ahead: 0,
             lent: false,
@@ -131,6 +136,28 @@ impl Ring {
             recorded: false,
             _host: Arc::clone(host),
         })
+    }
+
+    /// Goes on with other chunks: experts have moved. What is queued finds its experts as before.
+    pub(super) fn recut(
+        &mut self,
+        chunks: Vec<Chunk>,
+        experts: &[(ExpertId, At)],
+        addresses: &[u64],
+        compute: &Stream,
+    ) -> Result<(), DriverError> {
+        // What is ahead is of the old chunks, whatever comes next.
+        self.lent = true;
+        let width = self.table.len() / self.layers.len().max(1);
+        let rows = rows(self.table.len(), width, experts, addresses);
+        self.turns.upload(compute, &rows, self.table)?;
+        self.chunks = chunks;
+        Ok(())
+    }
+
+    /// The stream that reads host memory ahead of the products.
+    pub(super) fn copies(&self) -> &Stream {
+        &self.copies
     }
 
     /// A layer's chunks.
@@ -291,5 +318,40 @@ mod tests {
             let wanted = experts.iter().filter(|(_, at)| matches!(at, At::Host(_))).map(|(id, _)| bytes(*id));
             assert_eq!(all, wanted.sum::<usize>());
         }
+    }
+
+    /// Oracle: the driver's calls. When experts have moved, nothing that was copied ahead is taken for what is wanted, also where the next chunk has
+    /// the same number.
+    #[test]
+    fn a_ring_that_is_cut_anew_starts_over() {
+        fake::install();
+        let context = Context::new(&Device::all().unwrap()[0]).unwrap();
+        let start = 1 << 30;
+        // SAFETY: the driver is a fake, which touches nothing.
+        let stretches = vec![unsafe { RegisteredMemory::new(&context, start..start + (1 << 24)) }.unwrap()];
+        let store = Arc::new(ExpertStore::new(vec![], Box::new(|| Ok(()))));
+        let host = Arc::new(HostMemory { stretches, store });
+        let memory = DeviceSlice::nowhere(PLACES * 1024);
+        // Four experts a chunk.
+        let mut experts: Vec<(ExpertId, At)> = (0..80u16)
+            .map(|expert| (ExpertId { layer: 0, expert }, At::Host(start + 256 * usize::from(expert))))
+            .collect();
+        let (chunks, _) = cut(memory, &host, &experts, &|_| 256);
+        let table = DeviceSlice::nowhere(80);
+        let room = (memory, DeviceSlice::nowhere(80));
+        let mut ring = Ring::new(&context, chunks, (table, vec![None]), room, &host).unwrap();
+        let compute = Stream::new(&context).unwrap();
+        ring.start(&compute).unwrap();
+        ring.arrive(0, &compute).unwrap();
+        ring.used(0, &compute).unwrap();
+        experts[5].1 = At::Slot(7 << 40);
+        let (chunks, addresses) = cut(memory, &host, &experts, &|_| 256);
+        ring.recut(chunks, &experts, &addresses, &compute).unwrap();
+        let calls = || fake::with(|state| state.calls);
+        let before = calls();
+        ring.arrive(1, &compute).unwrap();
+        // Every place is waited for, filled and noted anew.
+        assert!(calls() - before >= 3 * PLACES as u64, "{} calls", calls() - before);
+        assert_eq!((ring.next, ring.ahead, ring.experts(1)), (1, 1 + PLACES, 4..9));
     }
 }

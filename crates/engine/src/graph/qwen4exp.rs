@@ -174,7 +174,7 @@ impl LayerGraph {
         submit(&Op::MixerWrite { rows, y, inject, x })?;
 
         submit(&Op::MixerRead { weights: self.ffn_mixer, rows, x, u, inject })?;
-        submit(&Op::Route { router: self.router, rows, u })?;
+        submit(&Op::Route { layer, router: self.router, rows, u })?;
         submit(&Op::Group { rows })?;
         submit(&Op::Experts { layer, weights: self.experts, rows, u })?;
         submit(&Op::Combine { shared: self.shared, rows, u, y })?;

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use policies::{COSTS, Setup, belady, fixed, lfu, lru, strata};
 use scenes::Scene;
-use strata_residency::{Caution, Heat, Pace, Ranking, Slots, plan_moves};
+use strata_residency::{Caution, Heat, Pace, Ranking, Slots, Swap, plan_moves};
 use traces::{BYTES, Event, LAYERS, roster, scan};
 
 const ROOM: usize = 128;
@@ -165,7 +165,10 @@ fn a_ranking_helps_at_the_start() {
             hits += chosen.iter().filter(|id| slots.resident(**id).is_some()).count();
         }
         // With nothing but the ranking there is no reason to move.
-        assert_eq!(plan_moves(&slots, heat, &COSTS, Caution::default(), u64::MAX, &BTreeSet::new()), []);
+        assert_eq!(
+            plan_moves(&slots, heat, (&COSTS, Swap::Evict), Caution::default(), u64::MAX, &BTreeSet::new()),
+            []
+        );
         hits
     };
     let fresh = Heat::new(&roster, Pace::default());

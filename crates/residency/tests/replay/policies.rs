@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use strata_residency::{Caution, Cost, Costs, ExpertId, Heat, Pace, Slots, plan_moves};
+use strata_residency::{Caution, Cost, Costs, ExpertId, Heat, Pace, Slots, Swap, plan_moves};
 
 use super::traces::{BYTES, EXPERTS, Event, LAYERS, roster};
 
@@ -88,7 +88,8 @@ pub fn strata(events: &[Event], room: usize, setup: Setup) -> Outcome {
         }
         let budget: f64 = setup.idle * f64::from(LAYERS);
         idle = (idle + budget).min(budget.max(1.0));
-        let plan = plan_moves(&slots, &heat, &COSTS, setup.caution, idle as u64 * BYTES, &held);
+        let plan =
+            plan_moves(&slots, &heat, (&COSTS, Swap::Evict), setup.caution, idle as u64 * BYTES, &held);
         idle -= plan.len() as f64;
         outcome.push(hits, uses, plan.len());
         for planned in plan {

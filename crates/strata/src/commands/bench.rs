@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::json;
-use strata_backend::{Counters, Family, HostCount};
+use strata_backend::{Counters, ExpertCount, Family, HostCount};
 use strata_engine::{Engine, EngineConfig, Event, Reason, Request, Sampling, SeqId, Wants};
 use strata_model::ngram::ReadAhead;
 use strata_plan::Bytes;
@@ -329,6 +329,26 @@ struct FamilyShare {
     bytes: f64,
 }
 
+/// Routed experts of a round, where some are beside the device.
+#[derive(Debug, Serialize)]
+struct ExpertUse {
+    /// Each once a window.
+    used: f64,
+    /// Those that were in the device's own memory, and their share.
+    resident: f64,
+    share: f64,
+    /// Experts that came there in place of others.
+    exchanged: f64,
+}
+
+impl ExpertUse {
+    fn new(count: ExpertCount, rounds: f64) -> ExpertUse {
+        let [used, resident, exchanged] =
+            [count.used, count.resident, count.exchanged].map(|count| count as f64 / rounds);
+        ExpertUse { used, resident, share: resident / used.max(1.0), exchanged }
+    }
+}
+
 /// What the rounds of a kind gave.
 #[derive(Debug, Serialize)]
 struct Measured {
@@ -350,6 +370,7 @@ struct Measured {
     /// Of a token: how often the device asked the host, for how many experts, and how long it computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<HostShare>,
+    expert_use: Option<ExpertUse>,
 }
 
 /// What the host computed for a device, per token.
@@ -404,6 +425,7 @@ impl Measured {
             bytes_per_second: bytes / middle,
             families,
             host: (counters.host.asked > 0).then(|| HostShare::new(counters.host, rounds * tokens as f64)),
+            expert_use: counters.experts().map(|count| ExpertUse::new(count, rounds)),
         }
     }
 
@@ -431,6 +453,12 @@ impl Measured {
             out += &format!(
                 "  a token: {experts:.1} experts by the CPU, asked for {asked:.1} times, in {:.3} ms\n",
                 1e3 * seconds
+            );
+        }
+        if let Some(ExpertUse { used, share, exchanged, .. }) = &self.expert_use {
+            out += &format!(
+                "  of {used:.0} experts used, {:.1} % were on the device; {exchanged:.0} came there in place of others\n",
+                100.0 * share
             );
         }
         out
@@ -467,6 +495,12 @@ mod tests {
         assert_eq!(measured.families[0].seconds, 0.0015);
         let said = measured.as_text();
         assert!(said.contains("a token: 3.0 experts by the CPU, asked for 2.0 times, in 0.250 ms"), "{said}");
+        assert!(measured.expert_use.is_none() && !measured.as_text().contains("experts used"));
+        counters.add_experts(ExpertCount { used: 100, resident: 75, exchanged: 2 });
+        counters.add_experts(ExpertCount { used: 100, resident: 70, exchanged: 4 });
+        let measured = Measured::new(Kind::Prompt(10), &mut [2.0, 1.0], &counters, 2);
+        let said = "of 100 experts used, 72.5 % were on the device; 3 came there in place of others";
+        assert!(measured.as_text().contains(said), "{}", measured.as_text());
     }
 
     /// Oracle: by hand. Growth is that of the process's own pages, from the thousandth token on.

@@ -65,6 +65,8 @@ pub struct Config {
     pub expert_cache: ExpertCache,
     /// Whether the CPU computes a share of the others.
     pub cpu_experts: bool,
+    /// Whether what a GPU's steps teach of experts is read from beside the model, and kept there.
+    pub ranking: bool,
     /// Bytes of a GPU's memory to leave to others.
     pub vram_reserve: u64,
     /// Instruction set path.
@@ -143,6 +145,7 @@ impl Config {
             vram_limit: settings.vram_limit,
             expert_cache: settings.expert_cache.unwrap_or_default(),
             cpu_experts: settings.cpu_experts.is_none_or(Switch::is_on),
+            ranking: settings.ranking.is_none_or(Switch::is_on),
             vram_reserve: settings.vram_reserve.unwrap_or(256 << 20),
             isa,
             log: settings.log.unwrap_or(Level::Warn),

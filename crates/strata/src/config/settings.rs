@@ -132,6 +132,8 @@ settings! {
     expert_cache: ExpertCache, "STRATA_EXPERT_CACHE", CACHE, |text| expert_cache(text).ok(), cache;
     /// Whether the CPU computes a share of the experts that a GPU has no room for.
     cpu_experts: Switch, "STRATA_CPU_EXPERTS", SWITCH, parsed, switch;
+    /// Whether what is learned of experts is kept beside the model.
+    ranking: Switch, "STRATA_RANKING", SWITCH, parsed, switch;
     /// Instruction set path.
     isa: String, "STRATA_ISA", TEXT, parsed, plain;
     /// What to log.
