@@ -18,17 +18,18 @@ struct Desk {
     const float* answers;
     /// Addresses of the device's own memory.
     uint64_t first, end;
-    /// In sixteenths, how many of the experts that are not there the host gets.
-    const uint32_t* share;
+    /// How many the host gets, by how many of the row's experts are not there.
+    const uint8_t* table;
     /// A bit for each of the row's experts that the host computes, and their outputs here, `[used][D]`.
     uint32_t* helped;
     float* outputs;
 
     /// By the first warp of a block of threads: which experts the host computes.
     __device__ uint32_t split(uint64_t at, bool chosen, uint32_t lane) const {
-        const bool missing = chosen && (at < first || at >= end);
-        const uint32_t all = __ballot_sync(ALL, missing), most = (uint32_t(__popc(all)) * *share + 8) / 16;
-        return __ballot_sync(ALL, missing && uint32_t(__popc(all & ((1u << lane) - 1))) < most);
+        // Those at zero it alone can read.
+        const bool missing = chosen && (at < first || at >= end), alone = missing && at == 0;
+        const uint32_t all = __ballot_sync(ALL, missing && !alone), most = table[__popc(all)];
+        return __ballot_sync(ALL, alone || (missing && uint32_t(__popc(all & ((1u << lane) - 1))) < most));
     }
 
     /// By all threads of one block: asks the host.

@@ -1,7 +1,17 @@
 // Experts that are in host memory, brought to device memory for a window in which some of them have rows.
-#include "shared.cuh"
+#include "desk.cuh"
 
 namespace strata {
+
+/// Where the host is asked for experts, if some can't be read. Twin: `WantedParams` in `src/tiers/desk.rs`.
+struct Wanted {
+    /// Of the layer; null where all can be read.
+    uint32_t* words;
+    /// Experts, with their units in the upper half: in host memory.
+    uint32_t* experts;
+    /// How many: on the device.
+    uint32_t* count;
+};
 
 /// Twin: `src/ops/fetch.rs`.
 struct FetchParams {
@@ -15,6 +25,7 @@ struct FetchParams {
     uint64_t first, end;
     const uint32_t* unit_expert;
     const uint32_t* units;
+    Wanted wanted;
     /// Of a copy, a multiple of `LINE`.
     uint32_t bytes;
 };
@@ -22,12 +33,52 @@ struct FetchParams {
 /// What a thread has under way at once, in 16 bytes, and a block of threads.
 constexpr uint32_t UNDER_WAY = 8, FETCHERS = 256, PART = UNDER_WAY * FETCHERS * 16;
 
-/// Fetches the experts of a routing's units. An expert's units follow one another: the first of them stands for it.
+/// Whether a unit is the first of its expert's, which follow one another: it stands for the expert.
+__device__ inline bool stands(const FetchParams& p, uint32_t unit) {
+    return unit == 0 || p.unit_expert[unit - 1] != p.unit_expert[unit];
+}
+
+/// By one block of threads: asks the host for the experts that can't be read.
+__device__ void ask(const FetchParams& p) {
+    __shared__ uint32_t count;
+    if (threadIdx.x == 0) {
+        count = 0;
+    }
+    __syncthreads();
+    for (uint32_t unit = threadIdx.x; unit < *p.units; unit += FETCHERS) {
+        const uint32_t expert = p.unit_expert[unit];
+        if (stands(p, unit) && p.slots[expert] == 0) {
+            p.wanted.experts[atomicAdd(&count, 1u)] = expert | unit << 16;
+        }
+    }
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        *p.wanted.count = count;
+        p.wanted.words[COUNT] = count;
+        Desk::say(p.wanted.words + ASKED, count > 0 ? 1 : NOTHING);
+    }
+}
+
+/// Waits for the experts that the host was asked for. One thread.
+extern "C" __global__ void strata_brought(const __grid_constant__ Wanted p) {
+    if (threadIdx.x == 0 && *p.count > 0) {
+        while (Desk::hear(p.words + ANSWERED) == 0) {
+            __nanosleep(500);
+        }
+        Desk::say(p.words + ANSWERED, 0);
+    }
+}
+
+/// Fetches the experts of a routing's units.
 extern "C" __global__ void __launch_bounds__(FETCHERS) strata_fetch(const __grid_constant__ FetchParams p) {
     const uint32_t parts = (p.bytes + PART - 1) / PART, all = *p.units * parts;
+    if (p.wanted.words != nullptr && blockIdx.x == 0) {
+        ask(p);
+    }
     for (uint32_t number = blockIdx.x; number < all; number += gridDim.x) {
         const uint32_t unit = number / parts, part = number % parts, expert = p.unit_expert[unit];
-        if (unit > 0 && p.unit_expert[unit - 1] == expert) {
+        if (!stands(p, unit)) {
             continue;
         }
         const uint64_t at = p.slots[expert];
@@ -36,7 +87,8 @@ extern "C" __global__ void __launch_bounds__(FETCHERS) strata_fetch(const __grid
         if (part == 0 && threadIdx.x == 0) {
             p.fetched[expert] = there ? at : reinterpret_cast<uint64_t>(to);
         }
-        if (there) {
+        // The host brings those at zero.
+        if (there || at == 0) {
             continue;
         }
         const uint8_t* from = reinterpret_cast<const uint8_t*>(at);

@@ -18,7 +18,7 @@ use crate::ops::{self, Columns, Kernels, Left, LeftExperts, OpError, Routing};
 use crate::recording::{self, Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
-use crate::tiers::{Budget, Computes, Desk, Exchanges, ExpertCache, RankingFile, Tiers};
+use crate::tiers::{Budget, Computes, Desk, Exchanges, ExpertCache, RankingFile, Stagers, Tiers};
 use crate::weights::{Matrix, Stage, Weights};
 use crate::{Failed, failed};
 
@@ -33,6 +33,7 @@ pub struct Cuda {
     ranking: Option<RankingFile>,
     /// Who computes experts that have no room on it, and a fixed share of them.
     host: Option<(Box<dyn BuildHostExperts>, Option<u32>)>,
+    stagers: Option<Stagers>,
     /// Bytes free on the GPU before anything of the model was there.
     free: u64,
 }
@@ -63,7 +64,17 @@ impl Cuda {
             source: format!("cuda:{}", device.number),
         };
         let (expert_cache, exchanges) = (room.expert_cache, Exchanges::default());
-        Ok(Cuda { context, kernels, limits, expert_cache, exchanges, ranking: None, host: None, free })
+        Ok(Cuda {
+            context,
+            kernels,
+            limits,
+            expert_cache,
+            exchanges,
+            ranking: None,
+            host: None,
+            stagers: None,
+            free,
+        })
     }
 
     /// With the host computing a share of one row's experts that have no room on it: so many sixteenths, or as many as is fastest.
@@ -83,6 +94,12 @@ impl Cuda {
     #[must_use]
     pub fn with_ranking(self, path: PathBuf, identity: Vec<u8>) -> Cuda {
         Cuda { ranking: Some(RankingFile::new(path, identity)), ..self }
+    }
+
+    /// With threads that stage experts in memory that it can't read: mapped, or refused to be pinned.
+    #[must_use]
+    pub fn with_stagers(self, stagers: Stagers) -> Cuda {
+        Cuda { stagers: Some(stagers), ..self }
     }
 
     /// Where everything will be made.
@@ -118,16 +135,15 @@ impl Build for Cuda {
         ops::check_routing(&spec.shape.moe)?;
         ops::check_window(spec)?;
         ops::check_ngram(&spec.shape, self.kernels.products.one.formats.shared)?;
-        let (cache, exchanges) = (self.expert_cache, self.exchanges);
-        let (available, ranking) = (self.limits.available, self.ranking.as_ref());
-        let budget = Budget { available, cache, exchanges, ranking };
-        let described = memory::describe(
-            spec,
-            weights,
-            experts,
-            plan,
-            (self.kernels.products.in_pieces(), budget, self.host.is_some()),
-        );
+        let budget = Budget {
+            available: self.limits.available,
+            cache: self.expert_cache,
+            exchanges: self.exchanges,
+            ranking: self.ranking.as_ref(),
+            staging: self.stagers.as_ref().map_or(0, |stagers| stagers.bytes),
+        };
+        let in_pieces = self.kernels.products.in_pieces();
+        let described = memory::describe(spec, weights, experts, plan, (in_pieces, budget));
         let host = self.host.as_ref().filter(|_| described.tiers.reads_host());
         Ok(Described { host: host.map(|(host, _)| host.describe(spec, plan)), ..described })
     }
@@ -222,7 +238,7 @@ impl CudaBackend {
         weights: Vec<WeightData>,
         (store, host): (&Arc<ExpertStore>, Option<Computes>),
     ) -> Result<CudaBackend, BackendError> {
-        let Cuda { context, kernels, free, ranking, .. } = cuda;
+        let Cuda { context, kernels, free, ranking, stagers, .. } = cuda;
         context.enter().map_err(failed)?;
         let memory = DeviceMemory::new(&context, described.bytes).map_err(|error| {
             let (free, all) = context.memory().unwrap_or_default();
@@ -238,7 +254,7 @@ impl CudaBackend {
         let weights = Weights::load(&described.weights, &memory, weights, &mut stage, &stream)?;
         let tiers = Tiers::load(
             (&spec, described.tiers),
-            (host, ranking),
+            (host, stagers, ranking),
             &memory,
             store,
             &mut stage,
@@ -382,7 +398,8 @@ impl CudaBackend {
 
     /// Computes what is queued asks the host for.
     fn serve(&mut self) -> Result<(), BackendError> {
-        self.tiers.desk.as_mut().map_or(Ok(()), |desk| desk.serve(&self.stream))
+        let Tiers { desk, ring, .. } = &mut self.tiers;
+        desk.as_mut().map_or(Ok(()), |desk| desk.serve(&self.stream, ring.as_mut()))
     }
 
     /// Drops what ops have left for others: one of their window failed.

@@ -20,7 +20,7 @@ mod tiers;
 mod weights;
 
 pub use backend::{Cuda, Room};
-pub use tiers::{Exchanges, ExpertCache};
+pub use tiers::{Exchanges, ExpertCache, SpawnStager, Stagers};
 
 use strata_backend::BackendError;
 
@@ -36,6 +36,7 @@ impl From<driver::DriverError> for Failed {
 }
 
 /// A [`BackendError`] that driver errors turn into by `?`.
+#[derive(Debug)]
 struct Failed(pub(crate) BackendError);
 
 impl From<Failed> for BackendError {

@@ -33,7 +33,7 @@ pub(crate) fn describe(
     weights: &[WeightData],
     experts: &[(u16, LayerSource)],
     plan: &mut Plan,
-    (in_pieces, budget, helped): (bool, Budget<'_>, bool),
+    (in_pieces, budget): (bool, Budget<'_>),
 ) -> Described {
     let weights = WeightRegions::describe(spec, weights, plan);
     let layers = (0..spec.layers.len()).map(|index| LayerRegions::describe(spec, index, plan)).collect();
@@ -47,7 +47,7 @@ pub(crate) fn describe(
     let rope = plan.device(Category::Scratch, "rotary table", rope);
     let scratch = plan.device(Category::Scratch, "ops", ops::scratch_bytes(spec));
     // Experts take what is left.
-    let tiers = TierRegions::describe(spec, experts, plan, budget, helped);
+    let tiers = TierRegions::describe(spec, experts, plan, budget);
     let bytes = plan.device_bytes();
     Described { weights, tiers, buffers, layers, inputs, kept, rope, scratch, host: None, bytes }
 }

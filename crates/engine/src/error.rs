@@ -43,12 +43,6 @@ pub enum EngineError {
     /// The caller gave up.
     #[error("cancelled")]
     Cancelled,
-    /// Experts were to stay mapped, but a device reads them from memory.
-    #[error(
-        "the device has no room for all experts and reads the others from memory, so they can't be mapped only: leave the choice to Strata, or have \
-         them in the heap"
-    )]
-    MappedOnly,
     /// A thread that reads experts can't be started.
     #[error("a thread that reads experts cannot be started: {0}")]
     Thread(std::io::Error),

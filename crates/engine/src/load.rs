@@ -157,25 +157,27 @@ fn prepare<B: Build>(
         ));
     }
     let homes: Vec<_> = lowered.experts.iter().map(|(layer, source, _)| (*layer, source.clone())).collect();
-    // A device has copies of what is not in the heap, made while loading.
+    // A device has copies, made while loading, of everything but what it leaves to the heap or to the mapping.
     let home = if builder.device_limits().is_some() { Place::File } else { Place::Mapped };
-    let describe_with = |window: usize, heap: Vec<ExpertId>| {
+    let describe_with = |window: usize, heap: Vec<ExpertId>, left: Place| {
         let (spec, buffers) = spec(&lowered, config, context, window);
         let mut plan = Plan::new();
-        let slots = place_weights(&mut plan, model, &lowered, home, heap);
+        let slots = place_weights(&mut plan, model, &lowered, (home, left), heap);
         place_buffers(&mut plan, model, &spec, buffers.logit_rows);
         let described = builder.describe(&spec, &lowered.weights, &homes, &mut plan)?;
         Ok::<_, EngineError>((plan, spec, buffers, slots, described))
     };
     let describe = |window: usize| {
         if config.experts == ExpertHome::Heap {
-            return describe_with(window, lowered.expert_ids().collect());
+            return describe_with(window, lowered.expert_ids().collect(), home);
         }
-        let described = describe_with(window, Vec::new())?;
+        let described = describe_with(window, Vec::new(), home)?;
         match builder.experts_in_memory(&described.4) {
             None => Ok(described),
-            Some(_) if config.experts == ExpertHome::Mapped => Err(EngineError::MappedOnly),
-            Some(experts) => describe_with(window, experts),
+            Some(_) if config.experts == ExpertHome::Mapped => {
+                describe_with(window, Vec::new(), Place::Mapped)
+            }
+            Some(experts) => describe_with(window, experts, home),
         }
     };
     let window = match config.window {
@@ -248,12 +250,12 @@ struct HeapSlots {
     experts: Vec<ExpertId>,
 }
 
-/// Weights and experts in their home, and the n-gram table that stays in the file: `heap` names the experts that live in the heap tier.
+/// Weights and experts in their homes, and the n-gram table that stays in the file: `heap` names the experts that live in the heap tier.
 fn place_weights(
     plan: &mut Plan,
     model: &Model,
     lowered: &Lowered,
-    home: Place,
+    (home, of_experts): (Place, Place),
     heap: Vec<ExpertId>,
 ) -> HeapSlots {
     let dense = lowered.weights.iter().map(|weight| weight.bytes.len() as u64).sum();
@@ -268,7 +270,7 @@ fn place_weights(
             ((usize::from(*layer), "routed experts"), counts.get(layer).copied().unwrap_or(0));
         let left = usize::from(source.experts()).saturating_sub(count) * source.expert_bytes();
         if left > 0 {
-            plan.item(Category::Experts, name, home, left as u64);
+            plan.item(Category::Experts, name, of_experts, left as u64);
         }
         if count > 0 {
             let each = source.copy_layout().bytes;

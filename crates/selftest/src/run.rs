@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use strata_cpu::CpuHostExperts;
 use strata_cuda::driver::Device;
-use strata_cuda::{Cuda, Exchanges, ExpertCache, Room};
-use strata_engine::{EngineConfig, Sampling};
+use strata_cuda::{Cuda, Exchanges, ExpertCache, Room, Stagers};
+use strata_engine::{EngineConfig, ExpertHome, Sampling};
 use strata_quant::{Format, Isa};
 use strata_synth::geometry::{Attention, Gdn, Indexer, LayerKind, Moe};
 use strata_synth::{Geometry, Mix, Options};
+use strata_topology::{Role, Topology, spawn};
 
 use crate::ops::{self, Multiplies, OnCpu, OnGpu};
 use crate::random::ids;
@@ -149,25 +150,31 @@ fn small_model(
     let tokens = ids(384, 120);
     let mut families: PerFamily = BTreeMap::new();
     let mut steps = (Found::default(), Duration::ZERO);
-    // With all experts on the GPU, with some, with none: the others are read from memory, or come through the ring, or the CPU computes them.
+    // With all experts on the GPU, with some, with none: the others are read from memory, or come through the ring, or the CPU computes them; and
+    // those that stay in the file are staged.
     use ExpertCache::{Auto, Experts};
-    for (window, read, expert_cache, share) in [
-        (120, 120, Auto, None),
-        (120, 24, Experts(0), None),
-        (7, 60, Experts(17), Some(8)),
-        (90, 120, Experts(30), None),
-        (120, 120, Experts(0), Some(16)),
-        (120, 24, Experts(0), Some(5)),
+    use ExpertHome::{Heap, Mapped};
+    for (window, read, expert_cache, share, experts) in [
+        (120, 120, Auto, None, ExpertHome::Auto),
+        (120, 24, Experts(0), None, ExpertHome::Auto),
+        (7, 60, Experts(17), Some(8), ExpertHome::Auto),
+        (90, 120, Experts(30), None, Heap),
+        (120, 120, Experts(0), Some(16), ExpertHome::Auto),
+        (120, 24, Experts(0), Some(5), ExpertHome::Auto),
+        (120, 120, Experts(0), None, Mapped),
+        (7, 60, Experts(17), Some(8), Mapped),
+        (90, 120, Experts(30), Some(5), Mapped),
     ] {
         let config = EngineConfig {
             window: Some(window),
             context: Some(160),
             sequences: 4,
             draft: true,
+            experts,
             ..EngineConfig::default()
         };
         let engines = || -> Result<_, CheckError> {
-            let gpu = Cuda::new(device, Room { expert_cache, ..Room::default() })?;
+            let gpu = Cuda::new(device, Room { expert_cache, ..Room::default() })?.with_stagers(stagers());
             let gpu = match share {
                 Some(_) => gpu.with_host(Box::new(CpuHostExperts(whole::cpu()?)), share),
                 None => gpu,
@@ -204,6 +211,13 @@ fn small_model(
         }
     }
     Ok(ControlFlow::Continue(()))
+}
+
+/// Few threads and few buffers, so that they are waited for.
+fn stagers() -> Stagers {
+    let all = Topology::read().allowed().clone();
+    let start = move |name: &str, work: Box<dyn FnOnce() + Send>| spawn(Role::Io, &all, name, work);
+    Stagers { spawn: Box::new(start), most: 2, bytes: 8 << 20 }
 }
 
 /// The model with few experts on the GPU, as many of which as can change places in every step: single steps, several sequences at once, prompts in

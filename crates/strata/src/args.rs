@@ -148,7 +148,7 @@ pub struct EngineFlags {
     /// How keys and values are stored: f32 or f16 [default: f16]
     #[arg(long, value_name = "FORMAT", value_parser = crate::config::kv_format, help_heading = "Engine")]
     pub kv: Option<KvFormat>,
-    /// Where routed experts live: mapped (read in place from the file), heap (copied at start), or auto: in the heap if a GPU has no room for all, else mapped [default: auto]
+    /// Where routed experts live that a GPU has no room for: mapped (read in place from the file, nothing is copied at start), heap (copied at start), or auto: in the heap beside a GPU, else mapped [default: auto]
     #[arg(long, value_name = "HOME", value_parser = crate::config::expert_home, help_heading = "Engine")]
     pub experts: Option<ExpertHome>,
     /// Where to compute: cpu, cuda:N, or auto: a GPU if there is one that the model fits [default: auto]
@@ -169,6 +169,12 @@ pub struct EngineFlags {
     /// Learn which experts are used and keep that beside the model, in a file of its name with `.experts`, where a GPU has no room for all [default: on]
     #[arg(long, value_name = "on|off", help_heading = "Engine")]
     pub ranking: Option<Switch>,
+    /// Threads that copy experts which the GPU can't read where they are (--experts mapped) to where it can [default: half the CPUs, at most 8]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true, help_heading = "Engine")]
+    pub stagers: Option<usize>,
+    /// Pinned memory that they copy to, e.g. 64M [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = crate::config::size, allow_negative_numbers = true, help_heading = "Engine")]
+    pub ring: Option<u64>,
     /// Instructions to compute with: scalar, avx2, avxvnni or avx512; all give the same bits [default: the fastest]
     #[arg(long, value_name = "NAME", help_heading = "Engine")]
     pub isa: Option<String>,
@@ -470,6 +476,8 @@ impl EngineFlags {
         settings.expert_cache = self.expert_cache;
         settings.cpu_experts = self.cpu_experts;
         settings.ranking = self.ranking;
+        settings.stagers = self.stagers;
+        settings.ring = self.ring;
         settings.isa = self.isa.clone();
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use strata_cpu::{Cpu, CpuHostExperts};
 use strata_cuda::driver::Device as Gpu;
-use strata_cuda::{Cuda, ExpertCache, Room};
+use strata_cuda::{Cuda, ExpertCache, Room, Stagers};
 use strata_engine::{Engine, EngineConfig, EngineError, ExpertHome, Planned, Readers};
 use strata_model::Model;
 use strata_plan::{Category, Limits, Place, PlanError};
@@ -22,6 +22,9 @@ use crate::{interrupt, progress};
 
 /// Threads that read a model's experts into memory, at most.
 const MOST_READERS: usize = 8;
+
+/// Threads that stage experts, at most, if not asked for more.
+const MOST_STAGERS: usize = 8;
 
 /// A backend not yet built.
 enum Builder {
@@ -143,6 +146,7 @@ impl Machine {
                 }
                 false => cuda,
             };
+            let cuda = cuda.with_stagers(self.stagers(config));
             Ok(match config.cpu_experts {
                 true => cuda.with_host(Box::new(CpuHostExperts(self.cpu(config))), None),
                 false => cuda,
@@ -156,7 +160,6 @@ impl Machine {
             Ok(cuda) => {
                 let fits = match Engine::plan(model, engine, &self.limits, &cuda) {
                     Ok(planned) => planned.check(&self.limits).map_err(|short| short.to_string()),
-                    Err(error @ EngineError::MappedOnly) => Err(error.to_string()),
                     Err(error) => return Err(asked.refused(error)),
                 };
                 let Err(short) = fits else { return Ok(Builder::Cuda(Box::new(cuda))) };
@@ -167,6 +170,14 @@ impl Machine {
         };
         tracing::info!("the GPU is not used: {why}");
         Ok(Builder::Cpu(self.cpu(config)))
+    }
+
+    /// Threads that stage experts: with one core each copying 8 GB/s, more than 8 don't copy faster than a link takes it.
+    fn stagers(&self, config: &Config) -> Stagers {
+        let set = self.assignment.set(Role::Io).clone();
+        let most = config.stagers.unwrap_or((set.len().div_ceil(2)).min(MOST_STAGERS));
+        let bytes = usize::try_from(config.ring).unwrap_or(usize::MAX);
+        Stagers { spawn: Box::new(move |name, work| spawn(Role::Io, &set, name, work)), most, bytes }
     }
 
     fn readers(&self) -> Readers {

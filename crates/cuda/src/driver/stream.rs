@@ -288,6 +288,8 @@ pub struct Event {
 
 // SAFETY: the driver's handles may be used from any thread.
 unsafe impl Send for Event {}
+// SAFETY: as above; the driver locks for itself.
+unsafe impl Sync for Event {}
 
 impl Event {
     /// An event that lies at no point yet.

@@ -82,7 +82,7 @@ impl CudaBackend {
             self.tiers.settle(&self.stream)?;
         }
         if let Some(ring) = self.tiers.ring.as_mut().filter(|_| many) {
-            ring.start(&self.stream).map_err(Failed::from)?;
+            ring.start(&self.stream)?;
         }
         let ids = self.tokens(Ids::Tokens, tokens)?;
         self.kernels.embed.rows(&self.stream, &table, ids, streams, x).map_err(Failed::from)?;

@@ -13,7 +13,7 @@ use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel};
 use crate::recording::MOST_ROWS;
 use crate::scratch::Scratch;
-use crate::tiers::LayerTable;
+use crate::tiers::{Asked, LayerTable, Tiers};
 use crate::weights::Matrix;
 use crate::{Failed, failed};
 
@@ -185,6 +185,11 @@ pub(crate) fn many(moe: &MoeShape, rows: usize) -> bool {
     rows > MOST_ROWS && tile(moe, rows) != FEW_PLACES
 }
 
+/// The most experts' copies that a window of at most `rows` rows has fetched.
+pub(crate) fn most_fetched(moe: &MoeShape, rows: usize) -> usize {
+    (1..=rows).filter(|&rows| !many(moe, rows)).map(|rows| most_units(moe, rows)).max().unwrap_or(0)
+}
+
 /// Rows for which the shared expert is computed beside the routed ones.
 pub(crate) const ASIDE: usize = 32;
 
@@ -262,7 +267,7 @@ impl CudaBackend {
             self.route_now(router, routed)?;
         }
         let all = self.routing.stretch(&moe, 0..moe.experts);
-        let fetched = self.fetched(&slots, all, many)?;
+        let fetched = self.fetched((layer, &slots), all, many)?;
         let [gate, up, down] = [gate, up, down].map(|product| Product { slots: fetched.table, ..product });
         self.prepare_for(&input, [w.gate, w.up].iter().any(|format| !format.is_float()))?;
         if self.hidden(&gate, &up, &input, &room.hidden, !w.down.is_float())? {
@@ -275,9 +280,9 @@ impl CudaBackend {
             return self.three(&products, &input, &room, 0..moe.experts).map(|()| read);
         };
         let done = ring.chunks(layer.0).try_for_each(|chunk| {
-            ring.arrive(chunk, &self.stream).map_err(failed)?;
+            ring.arrive(chunk, &self.stream)?;
             self.three(&products, &input, &room, ring.experts(chunk))?;
-            ring.used(chunk, &self.stream).map_err(failed)
+            Ok(ring.used(chunk, &self.stream)?)
         });
         self.tiers.ring = Some(ring);
         done.map(|()| read)
@@ -286,19 +291,35 @@ impl CudaBackend {
     /// Where a window's experts are: fetched, if it is one for which that is worth it.
     fn fetched(
         &mut self,
-        slots: &LayerTable,
+        (layer, slots): (Layer, &LayerTable),
         units: Stretch,
         many: bool,
     ) -> Result<LayerTable, BackendError> {
-        let Some(ring) = self.tiers.ring.as_mut().filter(|_| !many) else { return Ok(*slots) };
+        let Tiers { ring, desk, device, .. } = &mut self.tiers;
+        let Some(ring) = ring.as_mut().filter(|_| !many) else { return Ok(*slots) };
         // What is recorded finds it lent.
         match self.recording {
             true => ring.recorded = true,
             false => ring.lend(&self.stream).map_err(failed)?,
         }
+        let wanted = desk.as_mut().filter(|_| ring.stages()).map(|desk| (desk.wanted(layer), desk));
         let of = (self.routing.params(&self.spec.shape.moe).unit_expert, units);
-        let fetched = self.kernels.fetch.all(&self.stream, slots, of, self.tiers.device, ring.room());
-        Ok(fetched.map_err(Failed::from)?.unwrap_or(*slots))
+        let asks = wanted.as_ref().map(|(wanted, _)| *wanted);
+        let fetched = self.kernels.fetch.all(&self.stream, slots, of, *device, ring.room(), asks);
+        let fetched = fetched.map_err(Failed::from)?;
+        if let Some((_, desk)) = wanted {
+            let bring = Asked::Bring(layer, slots.layout.bytes);
+            if fetched.is_none() {
+                return Err(failed(
+                    "it has too little room to bring experts for so few rows: give --experts heap",
+                ));
+            }
+            match self.recording {
+                true => desk.recorded.push(bring),
+                false => desk.expect(&[bring]),
+            }
+        }
+        Ok(fetched.unwrap_or(*slots))
     }
 
     /// The three products of some experts.

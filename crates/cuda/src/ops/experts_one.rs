@@ -166,8 +166,12 @@ impl CudaBackend {
         let threads = formats.threads(w.gate, d / 32, most);
         let routed = self.routing.routed(&moe);
         // The host knows no scales.
-        let desk = self.tiers.desk.as_ref().filter(|_| w.scales == [None; 3]).map(|desk| desk.params(layer));
-        let asked = desk.map(|_| Asked { layer, weights: *w });
+        let desk =
+            self.tiers.desk.as_ref().filter(|_| w.scales == [None; 3]).and_then(|desk| desk.params(layer));
+        let asked = desk.map(|_| Asked::Compute(layer, *w));
+        if asked.is_none() && self.tiers.stages() {
+            return None;
+        }
         let desk = desk.unwrap_or_default();
         let [q, d_x, sums] = input.quantised_addresses();
         let hidden = HiddenParams {

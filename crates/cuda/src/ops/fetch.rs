@@ -3,7 +3,7 @@
 use super::route::Stretch;
 use super::{OpError, module};
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Stream};
-use crate::tiers::LayerTable;
+use crate::tiers::{LayerTable, WantedParams};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -15,23 +15,31 @@ struct FetchParams {
     end: u64,
     unit_expert: u64,
     units: u64,
+    wanted: WantedParams,
     bytes: u32,
     padding: u32,
 }
 
-/// The kernel.
+/// The kernels.
 pub(crate) struct Fetch {
-    kernel: Kernel<FetchParams>,
+    fetch: Kernel<FetchParams>,
+    brought: Kernel<WantedParams>,
     processors: usize,
 }
 
 impl Fetch {
     pub(crate) fn new(context: &Context) -> Result<Fetch, OpError> {
         let processors = context.device().processors as usize;
-        Ok(Fetch { kernel: module(context, "fetch")?.kernel("strata_fetch")?, processors })
+        let module = module(context, "fetch")?;
+        Ok(Fetch {
+            fetch: module.kernel("strata_fetch")?,
+            brought: module.kernel("strata_brought")?,
+            processors,
+        })
     }
 
-    /// Brings the experts of all units to `room`, if there is room for them, and says where kernels find them then.
+    /// Brings the experts of all units to `room`, if there is room for them, and says where kernels find them then. Those that it can't read it
+    /// asks the host for, where `wanted` says.
     pub(crate) fn all(
         &self,
         stream: &Stream,
@@ -39,6 +47,7 @@ impl Fetch {
         (unit_expert, units): (u64, Stretch),
         device: DeviceSlice<u8>,
         (room, fetched): (DeviceSlice<u8>, DeviceSlice<u64>),
+        wanted: Option<WantedParams>,
     ) -> Result<Option<LayerTable>, DriverError> {
         if units.most * slots.layout.bytes > room.len() {
             return Ok(None);
@@ -51,12 +60,17 @@ impl Fetch {
             end: device.address() + device.len() as u64,
             unit_expert,
             units: units.units[1],
+            wanted: wanted.unwrap_or_default(),
             bytes: slots.layout.bytes as u32,
             padding: 0,
         };
         let grid = Grid { blocks: [self.processors as u32, 1, 1], threads: 256 };
         // SAFETY: there is room for as many copies as there are units; `fetched` has a place for every expert.
-        unsafe { self.kernel.launch(stream, grid, &p)? };
+        unsafe { self.fetch.launch(stream, grid, &p)? };
+        if let Some(wanted) = wanted {
+            // SAFETY: it waits for an answer to what was asked before, and takes it.
+            unsafe { self.brought.launch(stream, Grid { blocks: [1; 3], threads: 32 }, &wanted)? };
+        }
         Ok(Some(LayerTable { table: fetched, ..*slots }))
     }
 }

@@ -24,6 +24,7 @@ mod wide;
 use strata_backend::{BackendError, Shape, Spec};
 use strata_quant::Format;
 
+pub(crate) use experts::most_fetched;
 pub(crate) use experts_one::LeftExperts;
 pub(crate) use gdn::check as check_gdn;
 pub(crate) use mixer::Left;

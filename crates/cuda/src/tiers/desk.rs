@@ -1,10 +1,11 @@
-//! Experts of one row that the host computes, while the GPU computes the others: asked for and answered in memory that both see.
+//! What the GPU asks the host for in the middle of a step, and gets: in memory that both see.
 //!
-//! A layer has its place: words, the row, room for answers. The GPU's kernel that chooses a row's experts writes which of those in host memory
-//! the host gets, or that it gets none, and a later kernel waits for the answers. The host looks at the layers of a step in order ([`Desk::serve`]); it
-//! spins meanwhile, for the step is running. Each word is set by one side and taken back by the other, so nothing is left of a step.
+//! One row's experts that are not on the GPU, or some of them, the host may compute ([`Asked::Compute`]); how many it gets is the [`Split`]'s choice,
+//! from how long steps take. A few rows' experts that the GPU can't read the host brings ([`Asked::Bring`]).
 //!
-//! How many of them the host gets is the [`Split`]'s choice, from how long steps take.
+//! A layer has its place: words, the row, room for answers. The GPU writes what it wants of the host there, or that it wants nothing, and a later
+//! kernel waits for the answer. The host looks at the layers of a step in order ([`Desk::serve`]); it spins meanwhile, for the step is running. Each
+//! word is set by one side and taken back by the other, so nothing is left of a step.
 //!
 //! This module is an island of `unsafe`: words and values that two processors share.
 
@@ -13,8 +14,10 @@ use std::time::{Duration, Instant};
 
 use strata_backend::{BackendError, ExpertWeights, HostCount, HostExperts, Layer, Spec};
 use strata_plan::{Category, Place, Plan};
+use strata_residency::ExpertId;
 
-use super::split::Split;
+use super::Ring;
+use super::split::{Split, Table};
 use crate::driver::{Context, DeviceSlice, PinnedMemory, Stream};
 use crate::{Failed, failed};
 
@@ -44,19 +47,30 @@ pub(crate) struct DeskParams {
     answers: u64,
     first: u64,
     end: u64,
-    share: u64,
+    table: u64,
     pub(crate) helped: u64,
     pub(crate) outputs: u64,
 }
 
 /// What a step asks for in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Asked {
-    pub(crate) layer: Layer,
-    pub(crate) weights: ExpertWeights,
+pub(crate) enum Asked {
+    /// One row's experts, computed.
+    Compute(Layer, ExpertWeights),
+    /// Experts, copied to the ring's memory, with the bytes of a copy.
+    Bring(Layer, usize),
 }
 
-/// Bytes of the device's part: the share, which experts are helped with, and their outputs.
+/// Where a layer's kernels ask for experts to be brought. Twin: `Wanted` in `kernels/fetch.cu`; all zero where the GPU reads all.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct WantedParams {
+    words: u64,
+    experts: u64,
+    count: u64,
+}
+
+/// Bytes of the device's part: how many the host gets, which experts are helped with, and their outputs.
 pub(super) fn device_bytes(spec: &Spec) -> usize {
     256 + 4 * spec.shape.moe.used * spec.shape.hidden
 }
@@ -64,7 +78,7 @@ pub(super) fn device_bytes(spec: &Spec) -> usize {
 /// Adds the host's part to the plan.
 pub(super) fn describe(spec: &Spec, plan: &mut Plan) {
     let (layers, shape) = (spec.layers.len(), &spec.shape);
-    let bytes = 4 * layers * (WORDS + (1 + shape.moe.used) * shape.hidden) + 4;
+    let bytes = 4 * (layers * (WORDS + (1 + shape.moe.used) * shape.hidden) + shape.moe.experts + 1);
     plan.item(Category::Experts, "experts asked for", Place::Heap, bytes as u64);
 }
 
@@ -73,15 +87,18 @@ pub(crate) type Computes = (Box<dyn HostExperts>, Option<u32>);
 
 /// The desk.
 pub(crate) struct Desk {
-    host: Box<dyn HostExperts>,
+    /// None where it only brings.
+    host: Option<Box<dyn HostExperts>>,
     /// `[layers][WORDS]`, `[layers][D]`, `[layers][used][D]`
     words: PinnedMemory<u32>,
     rows: PinnedMemory<f32>,
     answers: PinnedMemory<f32>,
-    /// The share that the device was told, on its way and there.
-    told: Option<u32>,
-    on_its_way: PinnedMemory<u32>,
-    share: DeviceSlice<u32>,
+    /// Experts that a layer wants brought, with their places in the upper half.
+    wanted: PinnedMemory<u32>,
+    /// What the device was told of how many the host gets, on its way and there.
+    told: Option<Table>,
+    on_its_way: PinnedMemory<u8>,
+    table: DeviceSlice<u8>,
     params: DeskParams,
     width: usize,
     used: usize,
@@ -102,18 +119,19 @@ impl Desk {
     pub(super) fn new(
         context: &Context,
         spec: &Spec,
-        (host, fixed): Computes,
+        (computes, each): (Option<Computes>, Duration),
         device: DeviceSlice<u8>,
         place: DeviceSlice<u8>,
     ) -> Result<Desk, Failed> {
         let (layers, width, used) = (spec.layers.len(), spec.shape.hidden, spec.shape.moe.used);
-        let share: DeviceSlice<u32> = place.range(0..4).cast();
+        let table = place.range(0..size_of::<Table>());
+        let (host, fixed) = computes.map_or((None, None), |(host, fixed)| (Some(host), fixed));
         let params = DeskParams {
             first: device.address(),
             end: device.address() + device.len() as u64,
-            share: share.address(),
-            helped: share.address() + 128,
-            outputs: share.address() + 256,
+            table: table.address(),
+            helped: place.address() + 128,
+            outputs: place.address() + 256,
             ..DeskParams::default()
         };
         Ok(Desk {
@@ -121,13 +139,14 @@ impl Desk {
             words: PinnedMemory::new(context, layers * WORDS)?,
             rows: PinnedMemory::new(context, layers * width)?,
             answers: PinnedMemory::new(context, layers * used * width)?,
+            wanted: PinnedMemory::new(context, spec.shape.moe.experts)?,
             told: None,
-            on_its_way: PinnedMemory::new(context, 1)?,
-            share,
+            on_its_way: PinnedMemory::new(context, size_of::<Table>())?,
+            table,
             params,
             width,
             used,
-            split: fixed.map_or_else(Split::default, Split::fixed),
+            split: Split::new(each, fixed),
             outstanding: Vec::with_capacity(layers),
             recorded: Vec::with_capacity(layers),
             queued: None,
@@ -137,39 +156,46 @@ impl Desk {
         })
     }
 
-    /// What a layer's kernels are given.
-    pub(crate) fn params(&self, layer: Layer) -> DeskParams {
-        let at = usize::from(layer.0);
-        let place = |start: u64, each: usize| start + 4 * (at * each) as u64;
-        DeskParams {
+    /// What a layer's kernels of one row are given, if the host computes.
+    pub(crate) fn params(&self, layer: Layer) -> Option<DeskParams> {
+        let place = |start: u64, each: usize| start + 4 * (usize::from(layer.0) * each) as u64;
+        self.host.as_ref().map(|_| DeskParams {
             words: place(self.words.address(), WORDS),
             row: place(self.rows.address(), self.width),
             answers: place(self.answers.address(), self.used * self.width),
             ..self.params
+        })
+    }
+
+    /// What a layer's kernels are given that have experts brought.
+    pub(crate) fn wanted(&self, layer: Layer) -> WantedParams {
+        WantedParams {
+            words: self.words.address() + 4 * (usize::from(layer.0) * WORDS) as u64,
+            experts: self.wanted.address(),
+            count: self.params.helped,
         }
     }
 
-    /// Before a step is queued: tells the device its share.
+    /// Before a step is queued: tells the device how many the host gets.
     pub(crate) fn begin(&mut self, stream: &Stream) -> Result<(), Failed> {
-        let share = self.split.share();
-        // A step that is queued in part keeps the share that it began with.
-        if self.told == Some(share) || !self.outstanding.is_empty() {
+        let table = self.split.table();
+        // A step that is queued in part keeps the table that it began with.
+        if self.host.is_none() || self.told == Some(table) || !self.outstanding.is_empty() {
             return Ok(());
         }
         stream.synchronize()?;
-        self.on_its_way[0] = share;
-        // SAFETY: the value changes again only when nothing is queued.
-        unsafe { stream.queue_upload(&self.on_its_way, self.share)? };
-        self.told = Some(share);
+        self.on_its_way.copy_from_slice(&table);
+        // SAFETY: it changes again only when nothing is queued.
+        unsafe { stream.queue_upload(&self.on_its_way, self.table)? };
+        self.told = Some(table);
         Ok(())
     }
 
     /// What was queued asks for this.
     pub(crate) fn expect(&mut self, asked: &[Asked]) {
-        if asked.is_empty() {
-            return;
+        if asked.iter().any(|asked| matches!(asked, Asked::Compute(..))) {
+            self.queued.get_or_insert_with(Instant::now);
         }
-        self.queued.get_or_insert_with(Instant::now);
         self.outstanding.extend_from_slice(asked);
     }
 
@@ -181,22 +207,26 @@ impl Desk {
         unsafe { AtomicU32::from_ptr(self.words.pointer().add(at)) }
     }
 
-    /// Computes what the layers of the queued step ask for, in their order, until the GPU needs nothing more.
+    /// Does what the layers of the queued step ask for, in their order, until the GPU needs nothing more.
     ///
     /// # Errors
-    /// The GPU has failed, or an expert could not be computed: its answer is zeros then, for the GPU waits for one.
-    pub(crate) fn serve(&mut self, stream: &Stream) -> Result<(), BackendError> {
+    /// The GPU has failed, or an expert could not be computed or brought: its answer is zeros or anything then, for the GPU waits for one.
+    pub(crate) fn serve(&mut self, stream: &Stream, mut ring: Option<&mut Ring>) -> Result<(), BackendError> {
         if self.outstanding.is_empty() {
             return Ok(());
         }
-        self.host.begin_step();
+        if let Some(host) = &mut self.host {
+            host.begin_step();
+        }
         self.last = None;
         let (mut failure, mut served) = (None, Ok(()));
         while let (Ok(()), Some(&asked)) = (&served, self.outstanding.first()) {
-            served = self.answer(asked, stream, &mut failure);
+            served = self.answer(asked, stream, ring.as_deref_mut(), &mut failure);
             self.outstanding.remove(0);
         }
-        self.host.end_step();
+        if let Some(host) = &mut self.host {
+            host.end_step();
+        }
         served?;
         failure.map_or(Ok(()), Err)
     }
@@ -244,16 +274,46 @@ impl Desk {
         &mut self,
         asked: Asked,
         stream: &Stream,
+        ring: Option<&mut Ring>,
         failure: &mut Option<BackendError>,
     ) -> Result<(), BackendError> {
-        let at = usize::from(asked.layer.0);
+        let (Asked::Compute(layer, _) | Asked::Bring(layer, _)) = asked;
+        let at = usize::from(layer.0);
+        if self.hear(at, stream)? == NOTHING {
+            return Ok(());
+        }
+        let heard = Instant::now();
+        let count = self.word(at, COUNT).load(Ordering::Relaxed) as usize;
+        let done = match asked {
+            Asked::Compute(_, weights) => self.compute(layer, &weights, count.min(self.used)),
+            Asked::Bring(_, bytes) => self.bring(layer, count, bytes, ring),
+        };
+        if let Err(error) = done {
+            failure.get_or_insert(error);
+        }
+        self.word(at, ANSWERED).store(1, Ordering::Release);
+        let answered = Instant::now();
+        if let Asked::Compute(..) = asked {
+            self.count.asked += 1;
+            self.count.experts += count as u64;
+            self.split.answered(count, answered.duration_since(heard));
+            self.count.nanos += answered.duration_since(heard).as_nanos() as u64;
+        }
+        self.last = Some(answered);
+        Ok(())
+    }
+
+    /// Waits until a layer has said what it wants.
+    fn hear(&mut self, at: usize, stream: &Stream) -> Result<u32, BackendError> {
         let (mut since, mut what) = (Instant::now(), 0);
         let mut due = self.last.map(|last| last + self.gaps[at].saturating_sub(LEAD));
         while what == 0 {
             what = self.word(at, ASKED).load(Ordering::Acquire);
             std::hint::spin_loop();
-            if due.take_if(|due| Instant::now() >= *due).is_some() {
-                self.host.rouse();
+            if due.take_if(|due| Instant::now() >= *due).is_some()
+                && let Some(host) = &mut self.host
+            {
+                host.rouse();
             }
             if what == 0 && since.elapsed() > LOOKS {
                 since = Instant::now();
@@ -263,37 +323,48 @@ impl Desk {
             }
         }
         self.word(at, ASKED).store(0, Ordering::Relaxed);
-        let asked_at = Instant::now();
-        if let Some(last) = self.last.replace(asked_at) {
+        if let Some(last) = self.last {
             let gap = &mut self.gaps[at];
-            *gap = (7 * *gap + asked_at.duration_since(last)) / 8;
+            *gap = (7 * *gap + last.elapsed()) / 8;
         }
-        if what == NOTHING {
-            return Ok(());
-        }
-        let count = (self.word(at, COUNT).load(Ordering::Relaxed) as usize).min(self.used);
+        self.last = Some(Instant::now());
+        Ok(what)
+    }
+
+    /// Computes `count` experts' outputs for a layer's row; zeros if that fails.
+    fn compute(&mut self, layer: Layer, weights: &ExpertWeights, count: usize) -> Result<(), BackendError> {
+        let (at, width) = (usize::from(layer.0), self.width);
         let mut experts = [0; MOST];
         for (place, expert) in experts[..count].iter_mut().enumerate() {
             *expert = self.word(at, EXPERTS + place).load(Ordering::Relaxed);
         }
-        let (experts, width) = (&experts[..count], self.width);
         // SAFETY: the layer's row was written before it asked; its answers are read when it has been answered, and not before.
         let (row, out) = unsafe {
             let answers = self.answers.pointer().add(at * self.used * width);
             let row = std::slice::from_raw_parts(self.rows.pointer().add(at * width), width);
             (row, std::slice::from_raw_parts_mut(answers, count * width))
         };
-        if let Err(error) = self.host.outputs(asked.layer, &asked.weights, experts, row, out) {
-            out.fill(0.0);
-            failure.get_or_insert(error);
-        }
-        self.word(at, ANSWERED).store(1, Ordering::Release);
-        self.count.asked += 1;
-        self.count.experts += count as u64;
-        let answered = Instant::now();
-        self.count.nanos += answered.duration_since(asked_at).as_nanos() as u64;
-        self.last = Some(answered);
-        Ok(())
+        let host = self.host.as_mut().ok_or_else(|| failed("it asks for what nobody computes"));
+        let done = host.and_then(|host| host.outputs(layer, weights, &experts[..count], row, out));
+        done.inspect_err(|_| out.fill(0.0))
+    }
+
+    /// Brings `count` experts that a layer wants.
+    fn bring(
+        &mut self,
+        layer: Layer,
+        count: usize,
+        bytes: usize,
+        ring: Option<&mut Ring>,
+    ) -> Result<(), BackendError> {
+        let ring = ring.ok_or_else(|| failed("it wants experts brought to nowhere"))?;
+        let count = count.min(self.wanted.len());
+        // SAFETY: written before the layer asked, and next when another does, which is after this was answered.
+        let wanted = unsafe { std::slice::from_raw_parts(self.wanted.pointer(), count) };
+        let experts = wanted
+            .iter()
+            .map(|both| (ExpertId { layer: layer.0, expert: *both as u16 }, (both >> 16) as usize));
+        ring.bring(experts, bytes)
     }
 }
 
@@ -372,14 +443,24 @@ mod tests {
         let stream = Stream::new(&context).unwrap();
         fake::with(|state| state.refuses = busy.then_some(("stream_query", 600)));
         let memory = DeviceSlice::nowhere(1 << 20);
-        let desk = Desk::new(&context, &spec(), (Box::new(Multiplies), None), memory, memory);
+        let desk = Desk::new(
+            &context,
+            &spec(),
+            (Some((Box::new(Multiplies), None)), Duration::from_micros(40)),
+            memory,
+            memory,
+        );
         (stream, desk.unwrap_or_else(|failed| panic!("{}", failed.0)))
     }
 
     fn asked() -> Vec<Asked> {
         let weights =
             ExpertWeights { gate: Format::Q8_0, up: Format::Q8_0, down: Format::Q8_0, scales: [None; 3] };
-        (0..LAYERS).map(|layer| Asked { layer: Layer(layer), weights }).collect()
+        (0..LAYERS).map(|layer| Asked::Compute(Layer(layer), weights)).collect()
+    }
+
+    fn params(desk: &Desk) -> Vec<DeskParams> {
+        (0..LAYERS).map(|layer| desk.params(Layer(layer)).unwrap()).collect()
     }
 
     /// What a GPU does in one layer: asks for these experts with a row of ones, waits, and takes the answer.
@@ -417,7 +498,7 @@ mod tests {
         let (stream, mut desk) = desk(true);
         for step in 0..50u32 {
             let layers: [Vec<u32>; 3] = [vec![step % 8], Vec::new(), vec![1, 3, 8]];
-            let params = asked().iter().map(|asked| desk.params(asked.layer)).collect::<Vec<_>>();
+            let params = params(&desk);
             desk.expect(&asked());
             let answers = thread::scope(|scope| {
                 let gpu = scope.spawn(|| {
@@ -427,7 +508,7 @@ mod tests {
                         .map(|(params, experts)| gpu(*params, experts))
                         .collect::<Vec<_>>()
                 });
-                desk.serve(&stream).unwrap();
+                desk.serve(&stream, None).unwrap();
                 gpu.join().unwrap()
             });
             for (experts, answer) in layers.iter().zip(answers) {
@@ -442,14 +523,14 @@ mod tests {
     #[test]
     fn a_failure_leaves_nobody_waiting() {
         let (stream, mut desk) = desk(true);
-        let params = asked().iter().map(|asked| desk.params(asked.layer)).collect::<Vec<_>>();
+        let params = params(&desk);
         desk.expect(&asked());
         let (served, answers) = thread::scope(|scope| {
             let gpu = scope.spawn(|| {
                 let ask = |(params, experts): (&DeskParams, &[u32])| gpu(*params, experts);
                 params.iter().zip([&[9][..], &[2], &[]]).map(ask).collect::<Vec<_>>()
             });
-            (desk.serve(&stream), gpu.join().unwrap())
+            (desk.serve(&stream, None), gpu.join().unwrap())
         });
         assert!(served.unwrap_err().to_string().contains("expert 9 of layer 0"));
         assert_eq!(answers, [vec![0.0; WIDTH], vec![3.0; WIDTH], Vec::new()]);
@@ -461,15 +542,15 @@ mod tests {
     fn a_gpu_that_does_not_ask_is_not_waited_for() {
         let (stream, mut desk) = desk(false);
         desk.expect(&asked());
-        assert!(desk.serve(&stream).unwrap_err().to_string().contains("without asking"));
+        assert!(desk.serve(&stream, None).unwrap_err().to_string().contains("without asking"));
         // As a launch that failed behind an answered question leaves it.
         desk.word(1, ANSWERED).store(1, Ordering::Relaxed);
         desk.release(&stream);
         assert!(!desk.is_outstanding() && desk.word(1, ANSWERED).load(Ordering::Relaxed) == 0);
-        desk.serve(&stream).unwrap();
+        desk.serve(&stream, None).unwrap();
         fake::with(|state| state.refuses = Some(("stream_query", 700)));
         desk.expect(&asked());
-        assert!(desk.serve(&stream).unwrap_err().to_string().contains("lost"));
+        assert!(desk.serve(&stream, None).unwrap_err().to_string().contains("lost"));
         fake::with(|state| state.refuses = None);
     }
 }

@@ -15,11 +15,6 @@ use super::{At, HostMemory};
 use crate::driver::{Context, DeviceSlice, DriverError, Event, PinnedMemory, Stream};
 use crate::failed;
 
-/// Bytes of the copy by which the link's rate is measured, at most.
-const MEASURED: usize = 32 << 20;
-/// The rate where a measurement says nothing, in picoseconds a byte: 10 GB/s.
-const PRESUMED: u32 = 100;
-
 /// What is known of an exchange.
 struct Points {
     /// Behind its last copy.
@@ -90,25 +85,6 @@ impl DeviceLink {
         self.changes
     }
 
-    /// How long the link takes for a byte, in picoseconds: measured with a copy to memory that nobody uses yet.
-    pub(super) fn measure(&self, context: &Context, to: DeviceSlice<u8>) -> Result<u32, DriverError> {
-        let stretch =
-            self.host.stretches.iter().map(|stretch| stretch.host()).max_by_key(ExactSizeIterator::len);
-        let Some(from) = stretch else { return Ok(PRESUMED) };
-        let bytes = from.len().min(to.len()).min(MEASURED);
-        let [start, end] = [Event::new(context)?, Event::new(context)?];
-        // The first copy is slower than the others.
-        for _ in 0..2 {
-            start.record(&self.copies)?;
-            // SAFETY: one registration, which stays; nobody writes there while the model is loaded, and the copy is waited for.
-            unsafe { self.copies.queue_registered(from.start, to.range(0..bytes))? };
-            end.record(&self.copies)?;
-            self.copies.synchronize()?;
-        }
-        let picoseconds = f64::from(end.milliseconds_since(&start)?) * 1e9 / bytes.max(1) as f64;
-        Ok(if picoseconds >= 1.0 { picoseconds as u32 } else { PRESUMED })
-    }
-
     fn find(&self, id: ExpertId) -> Option<At> {
         Some(self.at[self.roster.number(id)?].1)
     }
@@ -121,10 +97,7 @@ impl DeviceLink {
             passed.record(reader).map_err(failed)?;
         }
         let word = 2 * seat.index() + word;
-        self.words[word] = match at {
-            At::Slot(address) => address,
-            At::Host(start) => self.host.device(start),
-        };
+        self.words[word] = at.entry(&self.host);
         let entry = usize::from(id.layer) * self.width + usize::from(id.expert);
         // SAFETY: pinned. The word is written again by the seat's next exchange, which has then passed a publication behind this copy.
         let queued = unsafe {
@@ -284,7 +257,7 @@ mod tests {
         let stretches = stretches.map(|pages| unsafe { RegisteredMemory::new(&context, pages) }.unwrap());
         let host = Arc::new(HostMemory { stretches: stretches.into(), store: Arc::clone(&store) });
         for id in roster.ids().filter(|id| slots.slot_of(*id).is_none()) {
-            at.insert(id, At::Host(host.find(id, COPY).unwrap()));
+            at.insert(id, host.find(id, COPY).unwrap());
         }
         let table: DeviceSlice<u64> = memory.range(0..8 * usize::from(LAYERS * EXPERTS)).cast();
         let readers = [Stream::new(&context).unwrap(), Stream::new(&context).unwrap()];
@@ -310,10 +283,11 @@ mod tests {
                 At::Host(start) => {
                     assert_eq!(
                         (exchanger.slots().slot_of(id), link.host.find(id, COPY).unwrap()),
-                        (None, start)
+                        (None, At::Host(start))
                     );
                     link.host.device(start)
                 }
+                At::Staged => panic!("nothing is staged here"),
             };
             assert!(published.is_none_or(|published| published == address), "{id:?}");
             assert!(seen.insert(address), "{id:?}");
@@ -336,13 +310,6 @@ mod tests {
         }
     }
 
-    fn address(link: &DeviceLink, at: At) -> u64 {
-        match at {
-            At::Slot(address) => address,
-            At::Host(start) => link.host.device(start),
-        }
-    }
-
     /// Oracle: what the driver was given. Exchanges begin while others end, with copies and points that are late now and then and calls that fail;
     /// settled, everything is in one place and the table says so.
     #[test]
@@ -351,7 +318,7 @@ mod tests {
         check(&link, &exchanger, table);
         let mut memory = Memory::new();
         for &(id, at) in link.experts() {
-            let parts = (0..COPY as u64).step_by(256).map(|part| (address(&link, at) + part, (id, part)));
+            let parts = (0..COPY as u64).step_by(256).map(|part| (at.entry(&link.host) + part, (id, part)));
             memory.extend(parts);
         }
         let (mut state, mut landed, mut failures) = (1u64, 0, 0);
@@ -378,7 +345,7 @@ mod tests {
                 make_copies(&mut memory);
                 for &(id, at) in link.experts() {
                     for part in (0..COPY as u64).step_by(256) {
-                        assert_eq!(memory.get(&(address(&link, at) + part)), Some(&(id, part)));
+                        assert_eq!(memory.get(&(at.entry(&link.host) + part)), Some(&(id, part)));
                     }
                 }
             }

@@ -1,44 +1,52 @@
-//! Where the GPU finds experts: in slots of its own memory, or in host memory that it reads by itself.
+//! Where the GPU finds experts: in slots of its own memory, in host memory that it reads by itself, or where it can't read them: in the mapped
+//! file, or in memory that the system wouldn't pin. Those are staged, or the host computes them.
 //!
 //! Owns the slots, the registration of the expert store's memory, and the residency table on the device, `[layers][experts]` addresses: an
 //! expert is found through it, never through an address that was baked into a launch. Windows so wide that nearly every expert has
 //! rows don't read host memory from kernels: they get experts through the [`Ring`].
 //!
-//! Invariant: an address in the table is of a whole copy of its expert, laid out by [`CopyLayout`], that stays where it is.
+//! Invariant: an address in the table is of a whole copy of its expert, laid out by [`CopyLayout`], that stays where it is; or zero, where the GPU
+//! can't read the expert.
 
 mod cache;
 mod chosen;
 mod desk;
 mod exchange;
+mod host;
 mod link;
 mod policy;
 mod ranking;
 mod ring;
 mod split;
+mod staging;
 
 use std::collections::{BTreeMap, HashSet};
-use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use strata_backend::{BackendError, ExpertCount, Layer, Op, Spec};
-use strata_plan::{Bytes, Category, Place, Plan, Region};
+use strata_plan::{Category, Place, Plan, Region};
 use strata_residency::{
     CopyLayout, ExpertId, ExpertStore, Heat, LayerExperts, LayerSource, Move, Pace, Roster, Slots, Tier,
 };
 
-use crate::driver::{Context, DeviceMemory, DeviceSlice, RegisteredMemory, Stream};
+use crate::driver::{Context, DeviceMemory, DeviceSlice, Stream};
 use crate::failed;
+use crate::ops::most_fetched;
 use crate::weights::Stage;
+use staging::Staging;
 
 use cache::Cache;
 use chosen::Chosen;
-pub(crate) use desk::{Asked, Computes, Desk, DeskParams};
+pub(crate) use desk::{Asked, Computes, Desk, DeskParams, WantedParams};
 use exchange::Exchanger;
+use host::{At, HostMemory};
 use link::DeviceLink;
 pub use policy::Exchanges;
 use policy::Policy;
 pub(crate) use ranking::RankingFile;
 pub(crate) use ring::Ring;
+pub use staging::{SpawnStager, Stagers};
 
 /// Places of the ring: copies are so far ahead of the products, and a layer is taken in about half as many parts.
 const PLACES: usize = 8;
@@ -46,8 +54,6 @@ const PLACES: usize = 8;
 const SPARES: usize = 8;
 /// They take so small a part of the slots' bytes.
 const SPARED: u64 = 16;
-/// Host memory is registered in stretches of so many bytes.
-const STRETCH: usize = 1 << 30;
 
 /// How many experts the device keeps for itself, if not as many as there is room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,6 +78,8 @@ pub(crate) struct Budget<'r> {
     pub(crate) exchanges: Exchanges,
     /// What was learned of them before.
     pub(crate) ranking: Option<&'r RankingFile>,
+    /// Bytes of pinned buffers, if experts have to be staged.
+    pub(crate) staging: usize,
 }
 
 /// A layer's experts, as kernels find them.
@@ -114,7 +122,6 @@ impl TierRegions {
         experts: &[(u16, LayerSource)],
         plan: &mut Plan,
         budget: Budget<'_>,
-        helped: bool,
     ) -> TierRegions {
         let count = spec.layers.len();
         let (mut layouts, mut layers) =
@@ -131,18 +138,19 @@ impl TierRegions {
             ExpertCache::Experts(most) => (u64::MAX, most),
             ExpertCache::Bytes(bytes) => (bytes, usize::MAX),
         };
-        let table = 8 * width * count;
-        let desk = if helped { desk::device_bytes(spec) } else { 0 };
+        let (table, desk) = (8 * width * count, desk::device_bytes(spec));
         let chosen = chosen::device_bytes(spec);
         let beside = (plan.device_bytes() as u64).saturating_add((3 * table + desk + chosen) as u64);
         let left = budget.available.saturating_sub(beside);
         let fits = roster.total_bytes() <= left.min(bytes) && roster.len() <= most;
+        let staging = budget.staging;
         let ring = (!fits).then(|| {
             // Two layers, one that is computed with and one that comes; half of a small card.
             let of_layer = |layer: &LayerExperts| u64::from(layer.experts) * layer.bytes;
             let two = 2 * roster.layers().iter().map(of_layer).max().unwrap_or(0);
             let longest = roster.layers().iter().map(|layer| layer.bytes).max().unwrap_or(0);
-            two.min(left / 2).max(PLACES as u64 * longest) as usize
+            let fetched = most_fetched(&spec.shape.moe, spec.window.max(spec.sequences)) as u64 * longest;
+            two.min(left / 2).max(PLACES as u64 * longest).max(fetched) as usize
         });
         let room = left.saturating_sub(ring.unwrap_or(0) as u64).min(bytes);
         let forced = budget.exchanges != Exchanges::Learned;
@@ -163,6 +171,8 @@ impl TierRegions {
             // Where each is, how hot, and in which slot; tables on their way to the device.
             let known = 64 * slots.roster().len() + 2 * table;
             plan.item(Category::Experts, "experts' addresses and heat", Place::Heap, known as u64);
+            plan.item(Category::Experts, "staging buffers", Place::Heap, staging as u64);
+            desk::describe(spec, plan);
         }
         TierRegions {
             layouts,
@@ -177,10 +187,7 @@ impl TierRegions {
                 .collect(),
             ring: ring.map(|bytes| plan.device(Category::Experts, "expert ring", bytes)),
             chosen: (!fits).then(|| chosen::describe(spec, plan)),
-            desk: (helped && !fits).then(|| {
-                desk::describe(spec, plan);
-                plan.device(Category::Experts, "experts asked for", desk)
-            }),
+            desk: (!fits).then(|| plan.device(Category::Experts, "experts asked for", desk)),
             table: plan.device(
                 Category::Experts,
                 "residency table",
@@ -237,15 +244,6 @@ pub(crate) struct Choices {
     pub(crate) ends: Option<DeviceSlice<u32>>,
 }
 
-/// Where an expert's copy is.
-#[derive(Debug, Clone, Copy)]
-enum At {
-    /// In a slot: its address on the device.
-    Slot(u64),
-    /// In host memory: its addresses in this process start here.
-    Host(usize),
-}
-
 /// The experts of a model, where the GPU finds them.
 pub(crate) struct Tiers {
     layers: Vec<Option<LayerTable>>,
@@ -266,7 +264,7 @@ impl Tiers {
     /// Fills the slots, and makes host memory known to the GPU where experts have to be read from there.
     pub(crate) fn load(
         (spec, regions): (&Spec, TierRegions),
-        (computes, ranking): (Option<Computes>, Option<RankingFile>),
+        (computes, stagers, ranking): (Option<Computes>, Option<Stagers>, Option<RankingFile>),
         memory: &DeviceMemory,
         store: &Arc<ExpertStore>,
         stage: &mut Stage,
@@ -289,8 +287,11 @@ impl Tiers {
         } = regions;
         let place = |region: Region| memory.part::<u8>(region.offset(), region.bytes());
         let roster = slots.roster().clone();
+        let average = roster.total_bytes() / roster.len().max(1) as u64;
         let copy = |id: ExpertId| layouts[usize::from(id.layer)].expect("a layer with experts");
 
+        // Gaps between the parts of a copy move with it.
+        stream.fill(place(all), 0).map_err(failed)?;
         let mut at = vec![None; roster.len()];
         for first in loads {
             let Move { slot, load: id, .. } = first;
@@ -304,10 +305,10 @@ impl Tiers {
             slots.begin(first).and_then(|()| slots.land(slot)).map_err(failed)?;
             at[roster.number(id).expect("the roster's own")] = Some(At::Slot(to.address()));
         }
-        let host = Arc::new(HostMemory::register(store, context, ring.is_some())?);
+        let host = Arc::new(HostMemory::register(store, context, ring.is_some()));
         let homes = roster.ids().zip(at).map(|(id, at)| match at {
             Some(slot) => Ok((id, slot)),
-            None => Ok((id, At::Host(host.find(id, copy(id).bytes)?))),
+            None => Ok((id, host.find(id, copy(id).bytes)?)),
         });
         let at: Vec<(ExpertId, At)> = homes.collect::<Result<_, BackendError>>()?;
 
@@ -323,24 +324,35 @@ impl Tiers {
             };
             Ok(layouts.iter().enumerate().map(layer).collect::<Vec<_>>())
         };
-        let seen = |&(_, at): &(ExpertId, At)| match at {
-            At::Slot(address) => address,
-            At::Host(start) => host.device(start),
-        };
-        let layers = table(0, &at.iter().map(seen).collect::<Vec<_>>())?;
+        let layers = table(0, &at.iter().map(|(_, at)| at.entry(&host)).collect::<Vec<_>>())?;
+        let staged = at.iter().any(|(_, at)| matches!(at, At::Staged));
         let ring = match ring {
             None => None,
             Some(region) => {
+                let copies = Stream::new(context).map_err(failed)?;
+                let longest = layouts.iter().flatten().map(|layout| layout.bytes).max().unwrap_or(0);
+                let staging = match stagers.filter(|_| staged) {
+                    Some(stagers) => Some(Staging::new(context, copies.share(), store, longest, stagers)?),
+                    None if staged => return Err(failed("some experts are in memory that it can't read")),
+                    None => None,
+                };
                 let (chunks, addresses) = ring::cut(place(region), &host, &at, &|id| copy(id).bytes);
                 let room = (place(region), tables.range(2 * count..2 * count + width));
-                let table = (tables.range(count..2 * count), table(count, &addresses)?);
-                Some(Ring::new(context, chunks, table, room, &host).map_err(failed)?)
+                let (copies, table) =
+                    ((copies, staging), (tables.range(count..2 * count), table(count, &addresses)?));
+                Some(Ring::new(context, copies, chunks, table, room, &host).map_err(failed)?)
             }
         };
         stream.synchronize().map_err(failed)?;
         let device = memory.slice();
-        let desk =
-            desk.zip(computes).map(|(region, host)| Desk::new(context, spec, host, device, place(region)));
+        let rate = match &ring {
+            Some(ring) => host.measure(context, ring.room().0).map_err(failed)?,
+            None => 0,
+        };
+        let asks = computes.is_some() || staged;
+        let each = Duration::from_nanos(average * u64::from(rate) / 1000);
+        let desk = desk.filter(|_| asks);
+        let desk = desk.map(|region| Desk::new(context, spec, (computes, each), device, place(region)));
         let cache = match (chosen, &ring) {
             (Some(region), Some(ring)) => {
                 let chosen = Chosen::new(context, spec, place(region)).map_err(failed)?;
@@ -349,7 +361,7 @@ impl Tiers {
                     place(all).range(start..start + slots.bytes(slot) as usize)
                 };
                 let places: Vec<DeviceSlice<u8>> = slots.ids().map(slot).collect();
-                // Where memory has copies of all experts anyway, there is nothing to exchange.
+                // Where memory has copies of all experts anyway, there is nothing to exchange; nor where they stay in the file.
                 let in_slots = || at.iter().filter(|(_, at)| matches!(at, At::Slot(_)));
                 let doubled = in_slots().any(|(id, _)| matches!(store.tier(*id), Ok(Tier::Heap)));
                 let parts = |(bytes, region): (u64, Region)| {
@@ -357,12 +369,11 @@ impl Tiers {
                     (bytes, (0..all.len() / each).map(|at| all.range(at * each..(at + 1) * each)).collect())
                 };
                 let spares: BTreeMap<u64, Vec<DeviceSlice<u8>>> =
-                    spares.into_iter().filter(|_| !doubled).map(parts).collect();
+                    spares.into_iter().filter(|_| !doubled && !staged).map(parts).collect();
                 let seats = spares.values().map(Vec::len).sum();
                 let (table, readers) = (tables.range(0..count), [stream.share(), ring.copies().share()]);
                 let link = DeviceLink::new(context, readers, (table, width), (roster, at), &host, seats);
                 let link = link.map_err(failed)?;
-                let rate = link.measure(context, ring.room().0).map_err(failed)?;
                 let policy = Policy::new(exchanges, heat, &slots, rate, seats);
                 let exchanger = Exchanger::new(slots, places, spares);
                 Some(Cache { chosen, policy, exchanger, link, exchanges, began: None, ranking })
@@ -420,7 +431,7 @@ impl Tiers {
         let (Some(cache), Some(ring)) = (&mut self.cache, &mut self.ring) else { return Ok(()) };
         if !cache.is_settled() {
             // Whoever waits for the GPU has answered it before.
-            self.desk.as_mut().map_or(Ok(()), |desk| desk.serve(stream))?;
+            self.desk.as_mut().map_or(Ok(()), |desk| desk.serve(stream, Some(&mut *ring)))?;
             cache.settle()?;
         }
         let (experts, changes) = cache.experts();
@@ -432,6 +443,11 @@ impl Tiers {
         ring.recut(chunks, experts, &addresses, stream).map_err(failed)?;
         self.cut_at = changes;
         Ok(())
+    }
+
+    /// Whether some experts are in memory that the GPU can't read.
+    pub(crate) fn stages(&self) -> bool {
+        self.ring.as_ref().is_some_and(Ring::stages)
     }
 
     /// A layer's experts.
@@ -452,88 +468,4 @@ fn rows(count: usize, width: usize, experts: &[(ExpertId, At)], addresses: &[u64
 fn find_layer(layers: &[Option<LayerTable>], layer: u16) -> Result<LayerTable, BackendError> {
     let found = layers.get(usize::from(layer)).copied().flatten();
     found.ok_or_else(|| failed(format!("layer {layer} has no experts")))
-}
-
-/// The expert store's memory, as far as the GPU reads it.
-struct HostMemory {
-    /// By their addresses. Given up before the memory is.
-    stretches: Vec<RegisteredMemory>,
-    store: Arc<ExpertStore>,
-}
-
-impl HostMemory {
-    /// Registers the memory of the store's heap tier, if it is wanted.
-    fn register(
-        store: &Arc<ExpertStore>,
-        context: &Context,
-        wanted: bool,
-    ) -> Result<HostMemory, BackendError> {
-        let mut memory = HostMemory { stretches: Vec::new(), store: Arc::clone(store) };
-        let spans = if wanted { store.heap_spans() } else { &[] };
-        for span in spans {
-            let page = rustix::param::page_size();
-            let pages = span.start / page * page..span.end.next_multiple_of(page);
-            for start in pages.clone().step_by(STRETCH) {
-                let stretch = start..pages.end.min(start + STRETCH);
-                // SAFETY: pages of the store's memory, which lives as long as this and longer than the registration.
-                let registered = unsafe { RegisteredMemory::new(context, stretch.clone()) };
-                memory.stretches.push(registered.map_err(|error| {
-                    failed(format!(
-                        "{} of experts in memory could not be pinned for it: {error}; {} were before; give --device cpu, or more room \
-                         to the GPU",
-                        Bytes(stretch.len() as u64),
-                        Bytes((start - pages.start) as u64),
-                    ))
-                })?);
-            }
-        }
-        Ok(memory)
-    }
-
-    /// The stretch that an address is in.
-    fn stretch(&self, address: usize) -> Option<&RegisteredMemory> {
-        let at = self.stretches.partition_point(|stretch| stretch.host().end <= address);
-        self.stretches.get(at).filter(|stretch| stretch.host().contains(&address))
-    }
-
-    /// Whether a stretch starts with this address.
-    fn starts_at(&self, address: usize) -> bool {
-        self.stretch(address).is_some_and(|stretch| stretch.host().start == address)
-    }
-
-    /// Where an expert's copy starts, which the GPU can read.
-    fn find(&self, id: ExpertId, bytes: usize) -> Result<usize, BackendError> {
-        let pinned = self.store.pin_current(id)?;
-        let start = pinned.blob().gate.as_ptr().expose_provenance();
-        let reached = self.pieces(start..start + bytes).try_fold(None, |behind, (stretch, piece)| {
-            let (from, to) = (stretch?.device(piece.start)?, piece.len() as u64);
-            behind.is_none_or(|behind| behind == from).then_some(Some(from + to))
-        });
-        match reached {
-            Some(_) if pinned.tier() == Tier::Heap => Ok(start),
-            _ => Err(failed(format!(
-                "expert {} of layer {} is not in memory that it reads",
-                id.expert, id.layer
-            ))),
-        }
-    }
-
-    /// Where the GPU sees an address that was found.
-    fn device(&self, address: usize) -> u64 {
-        self.stretch(address).and_then(|stretch| stretch.device(address)).expect("an address of `find`")
-    }
-
-    /// Addresses, cut where stretches meet.
-    fn pieces(
-        &self,
-        mut addresses: Range<usize>,
-    ) -> impl Iterator<Item = (Option<&RegisteredMemory>, Range<usize>)> {
-        std::iter::from_fn(move || {
-            let stretch = self.stretch(addresses.start);
-            let end = stretch.map_or(addresses.end, |stretch| stretch.host().end.min(addresses.end));
-            let piece = addresses.start..end;
-            addresses.start = end;
-            (!piece.is_empty()).then_some((stretch, piece))
-        })
-    }
 }

@@ -3,7 +3,8 @@
 //! The ring is cut into equal places. A layer's experts that have no slot come in chunks, by number, a chunk into a place; which one is known
 //! from the start, so that a table of addresses says where kernels find each while it is there. A stream of its own copies ahead, as many
 //! chunks as there are places; each place has one event for "it is there" and one for "it has been used", and each stream waits for the
-//! other's. Nothing waits on the host.
+//! other's. Nothing waits on the host, but for experts in memory that the GPU can't read: their copies are queued by other threads
+//! ([`Staging`]), and a chunk that has such experts can be waited for only when they have been.
 //!
 //! Invariant: a place is written only behind all work that read what was there before.
 
@@ -14,8 +15,10 @@ use strata_backend::BackendError;
 use strata_plan::DEVICE_ALIGNMENT;
 use strata_residency::ExpertId;
 
+use super::staging::{Staging, To};
 use super::{At, HostMemory, LayerTable, PLACES, find_layer, rows};
 use crate::driver::{Context, DeviceSlice, DriverError, Event, Stream, Turns};
+use crate::{Failed, failed};
 
 /// Consecutive experts of a layer, whose copies fill a place at most.
 pub(super) struct Chunk {
@@ -23,6 +26,9 @@ pub(super) struct Chunk {
     experts: Range<usize>,
     /// What to copy from host memory, each from one registration, and to where.
     pieces: Vec<(Range<usize>, DeviceSlice<u8>)>,
+    /// What is to be staged, and to where; and how many experts of chunks before are.
+    staged: Vec<(ExpertId, DeviceSlice<u8>)>,
+    staged_before: usize,
 }
 
 impl Chunk {
@@ -47,7 +53,7 @@ impl Chunk {
 }
 
 struct Place {
-    arrived: Event,
+    arrived: Arc<Event>,
     used: Event,
 }
 
@@ -57,6 +63,10 @@ pub(crate) struct Ring {
     /// Where kernels find experts that were fetched, by their number in the layer.
     fetched: DeviceSlice<u64>,
     copies: Stream,
+    /// Where some experts have to be staged.
+    staging: Option<Staging>,
+    /// The chunk that the staging of a window began with.
+    begun: usize,
     /// All layers' one after the other. Chunk `i` has place `i` of the ring, counted round and round.
     chunks: Vec<Chunk>,
     places: Vec<Place>,
@@ -84,25 +94,33 @@ pub(super) fn cut(
     bytes: &dyn Fn(ExpertId) -> usize,
 ) -> (Vec<Chunk>, Vec<u64>) {
     let room = memory.len() / PLACES / DEVICE_ALIGNMENT * DEVICE_ALIGNMENT;
-    let (mut chunks, mut filled, mut addresses) = (Vec::<Chunk>::new(), 0, Vec::new());
+    let (mut chunks, mut filled, mut addresses, mut staged) = (Vec::<Chunk>::new(), 0, Vec::new(), 0);
     for &(id, at) in experts {
         let (layer, expert) = (usize::from(id.layer), usize::from(id.expert));
-        let needed = if matches!(at, At::Host(_)) { bytes(id) } else { 0 };
+        let needed = if matches!(at, At::Slot(_)) { 0 } else { bytes(id) };
         if chunks.last().is_none_or(|chunk| chunk.layer != layer || filled + needed > room) {
-            chunks.push(Chunk { layer, experts: expert..expert, pieces: Vec::new() });
+            chunks.push(Chunk {
+                layer,
+                experts: expert..expert,
+                pieces: Vec::new(),
+                staged: Vec::new(),
+                staged_before: staged,
+            });
             filled = 0;
         }
         let start = (chunks.len() - 1) % PLACES * room + filled;
         let chunk = chunks.last_mut().expect("pushed above");
         chunk.experts.end = expert + 1;
-        addresses.push(match at {
-            At::Slot(address) => address,
-            At::Host(from) => {
-                let to = memory.range(start..start + needed);
-                chunk.add(host, from..from + needed, to);
-                to.address()
+        let to = memory.range(start..start + needed);
+        match at {
+            At::Slot(_) => {}
+            At::Host(from) => chunk.add(host, from..from + needed, to),
+            At::Staged => {
+                chunk.staged.push((id, to));
+                staged += 1;
             }
-        });
+        }
+        addresses.push(if let At::Slot(address) = at { address } else { to.address() });
         filled += needed;
     }
     (chunks, addresses)
@@ -112,18 +130,20 @@ impl Ring {
     /// A ring for these chunks, and the table of their experts' addresses, all of it and by layer.
     pub(super) fn new(
         context: &Context,
+        (copies, staging): (Stream, Option<Staging>),
         chunks: Vec<Chunk>,
         (table, layers): (DeviceSlice<u64>, Vec<Option<LayerTable>>),
         (memory, fetched): (DeviceSlice<u8>, DeviceSlice<u64>),
         host: &Arc<HostMemory>,
     ) -> Result<Ring, DriverError> {
-        let place = || Ok(Place { arrived: Event::new(context)?, used: Event::new(context)? });
+        let place = || Ok(Place { arrived: Arc::new(Event::new(context)?), used: Event::new(context)? });
         let places = (0..PLACES).map(|_| place()).collect::<Result<_, DriverError>>()?;
-        let copies = Stream::new(context)?;
         Ok(Ring {
             memory,
             fetched,
             copies,
+            staging,
+            begun: 0,
             chunks,
             places,
             layers,
@@ -178,22 +198,27 @@ impl Ring {
     }
 
     /// Starts over with the first layer: a window begins. What an earlier one left unused is forgotten.
-    pub(crate) fn start(&mut self, compute: &Stream) -> Result<(), DriverError> {
+    pub(crate) fn start(&mut self, compute: &Stream) -> Result<(), Failed> {
         self.start_at(0, compute)?;
         self.feed()
     }
 
     /// Has what is queued next wait for a chunk.
-    pub(crate) fn arrive(&mut self, chunk: usize, compute: &Stream) -> Result<(), DriverError> {
+    pub(crate) fn arrive(&mut self, chunk: usize, compute: &Stream) -> Result<(), Failed> {
         if chunk != self.next || self.lent {
             self.start_at(chunk, compute)?;
         }
         self.feed()?;
-        self.places[chunk % PLACES].arrived.hold(compute)
+        let Chunk { staged, staged_before, .. } = &self.chunks[chunk];
+        if let Some(staging) = self.staging.as_mut().filter(|_| !staged.is_empty()) {
+            let first = staged_before - self.chunks[self.begun].staged_before;
+            staging.issued(first..first + staged.len()).map_err(Failed)?;
+        }
+        Ok(self.places[chunk % PLACES].arrived.hold(compute)?)
     }
 
     /// A chunk has been used by all that is queued: another may take its place.
-    pub(crate) fn used(&mut self, chunk: usize, compute: &Stream) -> Result<(), DriverError> {
+    pub(crate) fn used(&mut self, chunk: usize, compute: &Stream) -> Result<(), Failed> {
         self.places[chunk % PLACES].used.record(compute)?;
         self.next = chunk + 1;
         self.feed()
@@ -201,6 +226,9 @@ impl Ring {
 
     /// Lends the ring to what is queued next, until the next window begins or goes on: copies that are under way end first, and will be made again.
     pub(crate) fn lend(&mut self, compute: &Stream) -> Result<(), DriverError> {
+        if let Some(staging) = &mut self.staging {
+            staging.give_up();
+        }
         self.copied.record(&self.copies)?;
         self.copied.hold(compute)?;
         self.lent = true;
@@ -212,15 +240,52 @@ impl Ring {
         (self.memory, self.fetched)
     }
 
+    /// Whether some experts can't be read by the GPU.
+    pub(crate) fn stages(&self) -> bool {
+        self.staging.is_some()
+    }
+
+    /// Brings experts that the GPU can't read, of `bytes` bytes each, to these places of the ring, which was lent, and sleeps until they are there.
+    pub(super) fn bring(
+        &mut self,
+        experts: impl Iterator<Item = (ExpertId, usize)>,
+        bytes: usize,
+    ) -> Result<(), BackendError> {
+        let most = self.memory.len() / bytes.max(1);
+        let place = |(id, place): (ExpertId, usize)| {
+            // What a GPU says that went wrong.
+            let at = (place < most).then(|| self.memory.range(place * bytes..(place + 1) * bytes));
+            let at = at.ok_or_else(|| failed(format!("it wants an expert at place {place} of {most}")))?;
+            Ok((id, To { at, chunk: None, arrived: None }))
+        };
+        let experts = experts.map(place).collect::<Result<Vec<_>, BackendError>>()?;
+        let staging = self.staging.as_mut().ok_or_else(|| failed("it wants experts that it can read"))?;
+        staging.begin(experts, 0)?;
+        staging.finish()
+    }
+
     /// Goes on with another chunk than the next one: whatever was queued may still read any place.
-    fn start_at(&mut self, chunk: usize, compute: &Stream) -> Result<(), DriverError> {
+    fn start_at(&mut self, chunk: usize, compute: &Stream) -> Result<(), Failed> {
+        if let Some(staging) = &mut self.staging {
+            staging.give_up();
+        }
         self.places.iter().try_for_each(|place| place.used.record(compute))?;
         (self.next, self.ahead, self.lent) = (chunk, chunk, false);
-        Ok(())
+        let Some(staging) = &mut self.staging else { return Ok(()) };
+        self.begun = chunk;
+        let of_chunk = |(number, chunk): (usize, &Chunk)| {
+            let (last, arrived) = (chunk.staged.len().wrapping_sub(1), &self.places[number % PLACES].arrived);
+            let to = |(i, &(id, at)): (usize, &(ExpertId, DeviceSlice<u8>))| {
+                (id, To { at, chunk: Some(number), arrived: (i == last).then(|| Arc::clone(arrived)) })
+            };
+            chunk.staged.iter().enumerate().map(to).collect::<Vec<_>>()
+        };
+        let experts = self.chunks.iter().enumerate().skip(chunk).flat_map(of_chunk);
+        staging.begin(experts, chunk).map_err(Failed)
     }
 
     /// Queues copies for as many chunks as there are places.
-    fn feed(&mut self) -> Result<(), DriverError> {
+    fn feed(&mut self) -> Result<(), Failed> {
         while self.ahead < self.chunks.len().min(self.next + PLACES) {
             let (chunk, place) = (&self.chunks[self.ahead], &self.places[self.ahead % PLACES]);
             place.used.hold(&self.copies)?;
@@ -229,8 +294,11 @@ impl Ring {
                 // this waits for the copies.
                 unsafe { self.copies.queue_registered(from.start, *to)? };
             }
-            place.arrived.record(&self.copies)?;
             self.ahead += 1;
+            match &self.staging {
+                Some(staging) if !chunk.staged.is_empty() => staging.open(self.ahead),
+                _ => place.arrived.record(&self.copies)?,
+            }
         }
         Ok(())
     }
@@ -238,7 +306,8 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // What fails here has failed before.
+        // Nothing is queued behind this. What fails here has failed before.
+        self.staging = None;
         let _ = self.copies.synchronize();
     }
 }
@@ -339,7 +408,8 @@ mod tests {
         let (chunks, _) = cut(memory, &host, &experts, &|_| 256);
         let table = DeviceSlice::nowhere(80);
         let room = (memory, DeviceSlice::nowhere(80));
-        let mut ring = Ring::new(&context, chunks, (table, vec![None]), room, &host).unwrap();
+        let copies = Stream::new(&context).unwrap();
+        let mut ring = Ring::new(&context, (copies, None), chunks, (table, vec![None]), room, &host).unwrap();
         let compute = Stream::new(&context).unwrap();
         ring.start(&compute).unwrap();
         ring.arrive(0, &compute).unwrap();

@@ -142,6 +142,12 @@ impl<E: TransferEngine> Ring<E> {
         Ok(Generation { ring: self, number })
     }
 
+    /// The generation that was begun last and [left](Generation::leave), or one that is over.
+    pub fn resume(&mut self) -> Generation<'_, E> {
+        let number = self.protocol.generation();
+        Generation { ring: self, number }
+    }
+
     /// What the ring did so far.
     pub fn counters(&self) -> Counters {
         self.protocol.counters()
@@ -218,6 +224,11 @@ impl<E: TransferEngine> Generation<'_, E> {
                 .find_map(Result::err)
                 .map_or(Ok(()), Err)
         })
+    }
+
+    /// Lets it go on. It is taken up again by [`Ring::resume`], and given up by the next one's beginning.
+    pub fn leave(self) {
+        std::mem::forget(self);
     }
 
     /// Who can give this generation up from another thread.

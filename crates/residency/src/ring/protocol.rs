@@ -124,6 +124,11 @@ impl<B: Buffer, P: Send + 'static, V: Variant> Protocol<B, P, V> {
         ask(&state)
     }
 
+    /// The number of the latest generation.
+    pub fn generation(&self) -> u64 {
+        self.lock().generation
+    }
+
     pub fn counters(&self) -> Counters {
         self.lock().counters
     }

@@ -67,6 +67,10 @@ pub struct Config {
     pub cpu_experts: bool,
     /// Whether what a GPU's steps teach of experts is read from beside the model, and kept there.
     pub ranking: bool,
+    /// Threads that copy experts which a GPU can't read; as many as help when open.
+    pub stagers: Option<usize>,
+    /// Bytes of the memory that they copy to.
+    pub ring: u64,
     /// Bytes of a GPU's memory to leave to others.
     pub vram_reserve: u64,
     /// Instruction set path.
@@ -146,6 +150,8 @@ impl Config {
             expert_cache: settings.expert_cache.unwrap_or_default(),
             cpu_experts: settings.cpu_experts.is_none_or(Switch::is_on),
             ranking: settings.ranking.is_none_or(Switch::is_on),
+            stagers: at_least_one("stagers", settings.stagers)?,
+            ring: settings.ring.unwrap_or(64 << 20),
             vram_reserve: settings.vram_reserve.unwrap_or(256 << 20),
             isa,
             log: settings.log.unwrap_or(Level::Warn),

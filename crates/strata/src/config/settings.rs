@@ -134,6 +134,10 @@ settings! {
     cpu_experts: Switch, "STRATA_CPU_EXPERTS", SWITCH, parsed, switch;
     /// Whether what is learned of experts is kept beside the model.
     ranking: Switch, "STRATA_RANKING", SWITCH, parsed, switch;
+    /// Threads that copy experts which a GPU can't read to where it can.
+    stagers: usize, "STRATA_STAGERS", WHOLE, parsed, plain;
+    /// Bytes of the memory that they copy to.
+    ring: u64, "STRATA_RING", SIZE, |text| size(text).ok(), |value| size(value.as_str()?).ok();
     /// Instruction set path.
     isa: String, "STRATA_ISA", TEXT, parsed, plain;
     /// What to log.
