@@ -1,6 +1,7 @@
 // Experts of one row that the host computes: what is asked for and answered in host memory that both see.
 #pragma once
 
+#include "contract.cuh"
 #include "shared.cuh"
 
 namespace strata {

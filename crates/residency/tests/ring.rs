@@ -352,6 +352,29 @@ fn counters_count() {
     assert_eq!(counters.bytes as usize, bytes(id(1)) + bytes(id(3)));
 }
 
+/// Oracle: the documented behaviour. A generation that was left goes on, is taken up again, and is given up by the next one's beginning.
+#[test]
+fn a_generation_may_be_left() {
+    let (engine, _) = Late::new(1, 0);
+    let (mut ring, _) = ring(2, 2, &engine);
+    let arrivals = Arrivals::default();
+    let schedule = |experts: std::ops::Range<u16>| {
+        let place = |entry| Place { entry, fate: Fate::Arrives, arrivals: arrivals.clone() };
+        experts.enumerate().map(move |(entry, expert)| (id(expert), place(entry))).collect::<Vec<_>>()
+    };
+    ring.begin(schedule(1..5)).unwrap().leave();
+    let mut again = ring.resume();
+    assert!(again.arrived(3).unwrap());
+    again.leave();
+    ring.resume().finish().unwrap();
+    assert_eq!(ring.counters().arrived, 4);
+    // Dropped, it is over.
+    drop(ring.resume());
+    assert!(ring.resume().arrived(0).is_err());
+    ring.begin(schedule(5..9)).unwrap().leave();
+    ring.begin(schedule(9..10)).unwrap().finish().unwrap();
+}
+
 /// Oracle: the documented behaviour. What can't be staged is refused before anything begins, with its expert.
 #[test]
 fn refusals_name_what_to_do() {

@@ -320,7 +320,8 @@ mod tests {
     use crate::driver::{Device, RegisteredMemory, fake};
 
     /// Oracle: simulated copies. Every expert without a slot is copied whole to where the table says it is, by its layer's chunk, into that
-    /// chunk's place; no copy spans two registrations; experts with a slot are copied nowhere.
+    /// chunk's place; no copy spans two registrations; experts with a slot are copied nowhere, and those that can't be read are staged to there, in their
+    /// order.
     #[test]
     fn chunks_bring_every_expert_to_its_address() {
         fake::install();
@@ -340,10 +341,12 @@ mod tests {
             {
                 let id = ExpertId { layer: 2 * layer, expert };
                 let slot = with_slots > 0 && (experts.len() % with_slots == 0 || with_slots == 1000);
-                experts.push((id, if slot { At::Slot(7 << 40) } else { At::Host(end) }));
+                let at = if experts.len() % 7 == 2 { At::Staged } else { At::Host(end) };
+                experts.push((id, if slot { At::Slot(7 << 40) } else { at }));
                 end += bytes(id);
             }
             let (chunks, addresses) = cut(memory, &host, &experts, &bytes);
+            let mut order = Vec::new();
             for ((id, at), address) in experts.iter().zip(&addresses) {
                 let holds = |(_, chunk): &(usize, &Chunk)| {
                     chunk.layer == usize::from(id.layer) && chunk.experts.contains(&usize::from(id.expert))
@@ -352,12 +355,19 @@ mod tests {
                 let ((number, chunk), None) = (of.next().unwrap(), of.next()) else {
                     panic!("{id:?} is in two chunks")
                 };
-                let At::Host(from) = *at else {
-                    assert_eq!(*address, 7 << 40);
+                if let At::Slot(slot) = *at {
+                    assert_eq!(*address, slot);
                     continue;
-                };
+                }
                 let place = memory.address() + (number % PLACES * 4096) as u64;
                 assert!((place..=place + 4096 - bytes(*id) as u64).contains(address), "{id:?}");
+                let At::Host(from) = *at else {
+                    let staged = chunk.staged.iter().position(|(staged, _)| staged == id).unwrap();
+                    order.push(chunk.staged_before + staged);
+                    let to = chunk.staged[staged].1;
+                    assert_eq!((to.address(), to.len()), (*address, bytes(*id)), "{id:?}");
+                    continue;
+                };
                 let copied: usize = chunk
                     .pieces
                     .iter()
@@ -373,6 +383,8 @@ mod tests {
                     .sum();
                 assert_eq!(copied, bytes(*id), "{id:?}");
             }
+            assert_eq!(order, (0..order.len()).collect::<Vec<_>>());
+            assert_eq!(order.is_empty(), with_slots == 1000);
             let all: usize = chunks
                 .iter()
                 .flat_map(|chunk| &chunk.pieces)

@@ -227,3 +227,107 @@ impl Drop for Staging {
         self.retirer.take().map(JoinHandle::join);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use strata_residency::LayerSource;
+
+    use super::*;
+    use crate::driver::{Device, fake};
+
+    const EXPERTS: u16 = 24;
+    /// Bytes of a copy.
+    const COPY: usize = 768;
+
+    /// Staging with three buffers and two stagers, on a driver whose copies are made at once; the ends of chunks.
+    fn staging() -> (Staging, Vec<Arc<Event>>) {
+        fake::install();
+        let context = Context::new(&Device::all().unwrap()[0]).unwrap();
+        let mut store = ExpertStore::new(vec![], Box::new(|| Ok(())));
+        let tensor = |bytes: usize| vec![7u8; bytes * usize::from(EXPERTS)].into();
+        let source = LayerSource::split(EXPERTS, tensor(200), tensor(256), tensor(20)).unwrap();
+        assert_eq!(source.copy_layout().bytes, COPY);
+        store.add_layer(0, source).unwrap();
+        let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            thread::Builder::new().name(name.to_owned()).spawn(work)
+        };
+        let stagers = Stagers { spawn: Box::new(start), most: 2, bytes: 3 * COPY };
+        let ends = (0..4).map(|_| Arc::new(Event::new(&context).unwrap())).collect();
+        let stream = Stream::new(&context).unwrap();
+        (Staging::new(&context, stream, &Arc::new(store), COPY, stagers).unwrap(), ends)
+    }
+
+    /// All experts, six to a chunk.
+    fn window(ends: &[Arc<Event>]) -> impl Iterator<Item = (ExpertId, To)> {
+        (0..EXPERTS).map(|expert| {
+            let chunk = usize::from(expert / 6);
+            let at = DeviceSlice::nowhere(COPY);
+            let arrived = (expert % 6 == 5).then(|| Arc::clone(&ends[chunk]));
+            (ExpertId { layer: 0, expert }, To { at, chunk: Some(chunk), arrived })
+        })
+    }
+
+    /// Waits until nothing changes any more, as far as one can tell.
+    fn arrived(staging: &Staging, at_least: u64) -> u64 {
+        for _ in 0..500 {
+            if staging.ring.counters().arrived >= at_least {
+                break;
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        thread::sleep(Duration::from_millis(20));
+        staging.ring.counters().arrived
+    }
+
+    /// Oracle: the gate. Experts of chunks that it is open for arrive, and not one of the others before it is.
+    #[test]
+    fn a_window_comes_as_far_as_it_may() {
+        let (mut staging, ends) = staging();
+        staging.begin(window(&ends), 1).unwrap();
+        staging.issued(0..6).unwrap();
+        assert_eq!(arrived(&staging, 6), 6);
+        staging.open(3);
+        staging.issued(6..18).unwrap();
+        assert_eq!(arrived(&staging, 18), 18);
+        staging.open(4);
+        staging.finish().unwrap();
+        assert_eq!(staging.ring.counters().arrived, 24);
+    }
+
+    /// Oracle: that the test ends, and the counts. A window is given up while the issuer waits at the gate; what comes next gets through, and a gate that
+    /// was closed is not opened by whoever thinks that it is still the old one.
+    #[test]
+    fn a_window_is_given_up_at_the_gate() {
+        let (mut staging, ends) = staging();
+        for round in 0..20 {
+            staging.begin(window(&ends), 1).unwrap();
+            staging.issued(0..6).unwrap();
+            staging.give_up();
+            staging.open(4);
+            assert!(staging.issued(18..19).is_err());
+            let few = (0..5).map(|expert| {
+                (
+                    ExpertId { layer: 0, expert },
+                    To { at: DeviceSlice::nowhere(COPY), chunk: None, arrived: None },
+                )
+            });
+            staging.begin(few, 0).unwrap();
+            staging.finish().unwrap();
+            assert_eq!(staging.ring.counters().arrived, 11 * (round + 1));
+        }
+        // And dropped while the issuer waits.
+        staging.begin(window(&ends), 0).unwrap();
+    }
+
+    /// Oracle: the sentence of the one who knows the experts.
+    #[test]
+    fn an_expert_that_there_is_not_is_named() {
+        let (mut staging, _) = staging();
+        let to = To { at: DeviceSlice::nowhere(COPY), chunk: None, arrived: None };
+        let refused = staging.begin([(ExpertId { layer: 3, expert: 1 }, to)], 0).unwrap_err().to_string();
+        assert!(refused.contains("expert 1 of layer 3"), "{refused}");
+    }
+}
