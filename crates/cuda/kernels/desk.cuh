@@ -1,4 +1,5 @@
-// Experts of one row that the host computes: what is asked for and answered in host memory that both see.
+// What the host is asked for in the middle of a step: experts of one row that it computes, or others that it brings. Asked and answered in host memory that
+// both see.
 #pragma once
 
 #include "contract.cuh"

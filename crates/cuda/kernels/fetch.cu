@@ -7,7 +7,7 @@ namespace strata {
 struct Wanted {
     /// Of the layer; null where all can be read.
     uint32_t* words;
-    /// Experts, with their units in the upper half: in host memory.
+    /// Experts, with their places in the upper half: in host memory.
     uint32_t* experts;
     /// How many: on the device.
     uint32_t* count;
@@ -19,7 +19,7 @@ struct FetchParams {
     const uint64_t* slots;
     /// The same for experts that have rows, once this is done: all on the device.
     uint64_t* fetched;
-    /// Room for a copy per unit.
+    /// Room for copies.
     uint8_t* room;
     /// The device's memory.
     uint64_t first, end;
@@ -28,6 +28,10 @@ struct FetchParams {
     Wanted wanted;
     /// Of a copy, a multiple of `LINE`.
     uint32_t bytes;
+    /// Whether a copy has its expert's place in the room, not its unit's. Twin: `Ring::bring` in `src/tiers/ring.rs`.
+    uint32_t by_expert;
+
+    __device__ uint32_t place(uint32_t unit, uint32_t expert) const { return by_expert != 0 ? expert : unit; }
 };
 
 /// What a thread has under way at once, in 16 bytes, and a block of threads.
@@ -48,7 +52,7 @@ __device__ void ask(const FetchParams& p) {
     for (uint32_t unit = threadIdx.x; unit < *p.units; unit += FETCHERS) {
         const uint32_t expert = p.unit_expert[unit];
         if (stands(p, unit) && p.slots[expert] == 0) {
-            p.wanted.experts[atomicAdd(&count, 1u)] = expert | unit << 16;
+            p.wanted.experts[atomicAdd(&count, 1u)] = expert | p.place(unit, expert) << 16;
         }
     }
     __threadfence_system();
@@ -83,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(FETCHERS) strata_fetch(const __grid
         }
         const uint64_t at = p.slots[expert];
         const bool there = at >= p.first && at < p.end;
-        uint8_t* to = p.room + size_t(unit) * p.bytes;
+        uint8_t* to = p.room + size_t(p.place(unit, expert)) * p.bytes;
         if (part == 0 && threadIdx.x == 0) {
             p.fetched[expert] = there ? at : reinterpret_cast<uint64_t>(to);
         }

@@ -596,7 +596,8 @@ impl Backend for CudaBackend {
         }
         self.tiers.see(op);
         if rows(op) > MOST_ROWS {
-            let queued = self.flush_waiting().and_then(|()| self.queue_timed(op));
+            // Whoever waits for the host has its answer before the ring is used otherwise.
+            let queued = self.flush_waiting().and_then(|()| self.serve()).and_then(|()| self.queue_timed(op));
             return queued.inspect_err(|_| self.forget());
         }
         let waiting = Waiting::new(op);

@@ -13,7 +13,7 @@ use strata_testkit::golden;
 use strata_topology::{Role, Topology, spawn};
 
 use crate::driver::{Device, fake};
-use crate::{Cuda, Exchanges, ExpertCache, Room};
+use crate::{Cuda, Exchanges, ExpertCache, Room, Stagers};
 
 /// The tiny model on the fake GPU.
 fn load(room: Room) -> Result<Engine, String> {
@@ -130,6 +130,47 @@ fn every_call_may_fail() {
         "graph_destroy",
     ];
     assert!(failed > 100 && ignored.iter().flatten().all(|call| may.contains(call)), "{ignored:?}");
+}
+
+/// Oracle: as above, for experts that stay in the file and come to wide windows through other threads, whose calls don't fail: whatever fails here, nobody
+/// is left waiting, and after it the next window works.
+#[test]
+fn staging_ends_with_whatever_fails() {
+    let load = || {
+        let room = Room { expert_cache: ExpertCache::Experts(9), ..Room::default() };
+        let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.to_owned()).spawn(work)
+        };
+        let stagers = || Stagers { spawn: Box::new(start), most: 2, bytes: 1 };
+        load_from(ExpertHome::Mapped, room, |cuda| cuda.with_stagers(stagers()))
+    };
+    let windows = |engine: &mut Engine| -> Result<(), EngineError> {
+        for _ in 0..2 {
+            let seq = engine.open()?;
+            let read = engine.forward(seq, &[5; 40], Wants::Last, &mut |_, _| ());
+            engine.close(seq)?;
+            read?;
+        }
+        Ok(())
+    };
+    fake::install();
+    let mut engine = load().unwrap();
+    let loaded = fake::with(|state| state.calls);
+    windows(&mut engine).unwrap();
+    drop(engine);
+    let all = fake::with(|state| state.calls);
+    assert!(all > loaded + 100 && fake::with(|state| state.alive()) == (0, 0, 0), "{loaded} and {all}");
+    for at in (2..=all).filter(|at| at % 7 == 0 || (loaded..loaded + 40).contains(at)) {
+        fake::install();
+        fake::with(|state| state.fails = Some((state.calls + at, 700, false)));
+        if let Ok(mut engine) = load()
+            && windows(&mut engine).is_err()
+        {
+            windows(&mut engine).unwrap();
+        }
+        let call = fake::with(|state| state.failed);
+        assert_eq!(fake::with(|state| state.alive()), (0, 0, 0), "left over after call {at}, {call:?}");
+    }
 }
 
 /// Oracle: by hand, a sentence for each way in which a GPU can't be had.

@@ -159,25 +159,25 @@ fn prepare<B: Build>(
     let homes: Vec<_> = lowered.experts.iter().map(|(layer, source, _)| (*layer, source.clone())).collect();
     // A device has copies, made while loading, of everything but what it leaves to the heap or to the mapping.
     let home = if builder.device_limits().is_some() { Place::File } else { Place::Mapped };
-    let describe_with = |window: usize, heap: Vec<ExpertId>, left: Place| {
+    let describe_with = |window: usize, beside: Vec<ExpertId>, place: Place| {
         let (spec, buffers) = spec(&lowered, config, context, window);
         let mut plan = Plan::new();
-        let slots = place_weights(&mut plan, model, &lowered, (home, left), heap);
+        let slots = place_weights(&mut plan, model, &lowered, home, (beside, place));
         place_buffers(&mut plan, model, &spec, buffers.logit_rows);
         let described = builder.describe(&spec, &lowered.weights, &homes, &mut plan)?;
         Ok::<_, EngineError>((plan, spec, buffers, slots, described))
     };
     let describe = |window: usize| {
         if config.experts == ExpertHome::Heap {
-            return describe_with(window, lowered.expert_ids().collect(), home);
+            return describe_with(window, lowered.expert_ids().collect(), Place::Heap);
         }
-        let described = describe_with(window, Vec::new(), home)?;
+        let described = describe_with(window, Vec::new(), Place::Heap)?;
         match builder.experts_in_memory(&described.4) {
             None => Ok(described),
-            Some(_) if config.experts == ExpertHome::Mapped => {
-                describe_with(window, Vec::new(), Place::Mapped)
+            Some(experts) if config.experts == ExpertHome::Mapped => {
+                describe_with(window, experts, Place::Mapped)
             }
-            Some(experts) => describe_with(window, experts, home),
+            Some(experts) => describe_with(window, experts, Place::Heap),
         }
     };
     let window = match config.window {
@@ -250,29 +250,33 @@ struct HeapSlots {
     experts: Vec<ExpertId>,
 }
 
-/// Weights and experts in their homes, and the n-gram table that stays in the file: `heap` names the experts that live in the heap tier.
+/// Weights and experts, and the n-gram table that stays in the file: in their `home`, but for the experts named, which are in the heap tier or stay
+/// mapped.
 fn place_weights(
     plan: &mut Plan,
     model: &Model,
     lowered: &Lowered,
-    (home, of_experts): (Place, Place),
-    heap: Vec<ExpertId>,
+    home: Place,
+    (experts, place): (Vec<ExpertId>, Place),
 ) -> HeapSlots {
     let dense = lowered.weights.iter().map(|weight| weight.bytes.len() as u64).sum();
     plan.item(Category::Weights, "dense weights", home, dense);
     let mut counts = BTreeMap::<u16, usize>::new();
-    for id in &heap {
+    for id in &experts {
         *counts.entry(id.layer).or_default() += 1;
     }
+    let heap = if place == Place::Heap { experts } else { Vec::new() };
     let mut slots = HeapSlots { regions: Vec::new(), experts: heap };
     for (layer, source, _) in &lowered.experts {
         let (name, count) =
             ((usize::from(*layer), "routed experts"), counts.get(layer).copied().unwrap_or(0));
         let left = usize::from(source.experts()).saturating_sub(count) * source.expert_bytes();
         if left > 0 {
-            plan.item(Category::Experts, name, of_experts, left as u64);
+            plan.item(Category::Experts, name, home, left as u64);
         }
-        if count > 0 {
+        if count > 0 && place != Place::Heap {
+            plan.item(Category::Experts, name, place, (count * source.expert_bytes()) as u64);
+        } else if count > 0 {
             let each = source.copy_layout().bytes;
             slots.regions.push((plan.heap(Category::Experts, name, each * count), each));
         }

@@ -217,7 +217,7 @@ fn small_model(
 fn stagers() -> Stagers {
     let all = Topology::read().allowed().clone();
     let start = move |name: &str, work: Box<dyn FnOnce() + Send>| spawn(Role::Io, &all, name, work);
-    Stagers { spawn: Box::new(start), most: 2, bytes: 8 << 20 }
+    Stagers { spawn: Box::new(start), most: 2, bytes: 1 << 20 }
 }
 
 /// The model with few experts on the GPU, as many of which as can change places in every step: single steps, several sequences at once, prompts in

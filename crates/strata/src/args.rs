@@ -169,7 +169,7 @@ pub struct EngineFlags {
     /// Learn which experts are used and keep that beside the model, in a file of its name with `.experts`, where a GPU has no room for all [default: on]
     #[arg(long, value_name = "on|off", help_heading = "Engine")]
     pub ranking: Option<Switch>,
-    /// Threads that copy experts which the GPU can't read where they are (--experts mapped) to where it can [default: half the CPUs, at most 8]
+    /// Threads that copy experts which the GPU can't read where they are (--experts mapped) to where it can [default: one per CPU that doesn't drive, at most 12]
     #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true, help_heading = "Engine")]
     pub stagers: Option<usize>,
     /// Pinned memory that they copy to, e.g. 64M [default: 64M]

@@ -48,7 +48,7 @@ fn run(args: Args) -> Result<(), Failure> {
     let machine = || Machine::read(&config);
     match args.command {
         Command::Devices(args) => commands::devices::run(&args, &machine()?),
-        Command::Selftest(args) => commands::selftest::run(&args, &config),
+        Command::Selftest(args) => on_driver(machine()?, move |_| commands::selftest::run(&args, &config)),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Synth(args) => commands::synth::run(&args, &config),
         Command::Plan(args) => {

@@ -24,7 +24,7 @@ use crate::{interrupt, progress};
 const MOST_READERS: usize = 8;
 
 /// Threads that stage experts, at most, if not asked for more.
-const MOST_STAGERS: usize = 8;
+const MOST_STAGERS: usize = 12;
 
 /// A backend not yet built.
 enum Builder {
@@ -110,7 +110,10 @@ impl Machine {
         if let Builder::Cpu(_) = builder {
             let given = [
                 ("cpu_experts", config.was_given("cpu_experts") && config.cpu_experts),
+                ("ranking", config.was_given("ranking") && config.ranking),
                 ("expert_cache", config.expert_cache != ExpertCache::Auto),
+                ("stagers", config.was_given("stagers")),
+                ("ring", config.was_given("ring")),
             ];
             for (key, _) in given.into_iter().filter(|(_, given)| *given) {
                 warn(format_args!("{}: it has no effect, for all is computed on the CPU", config.name(key)));
@@ -172,10 +175,10 @@ impl Machine {
         Ok(Builder::Cpu(self.cpu(config)))
     }
 
-    /// Threads that stage experts: with one core each copying 8 GB/s, more than 8 don't copy faster than a link takes it.
+    /// Threads that stage experts. They sleep where there is nothing to copy or no buffer is free.
     fn stagers(&self, config: &Config) -> Stagers {
         let set = self.assignment.set(Role::Io).clone();
-        let most = config.stagers.unwrap_or((set.len().div_ceil(2)).min(MOST_STAGERS));
+        let most = config.stagers.unwrap_or(set.len().min(MOST_STAGERS));
         let bytes = usize::try_from(config.ring).unwrap_or(usize::MAX);
         Stagers { spawn: Box::new(move |name, work| spawn(Role::Io, &set, name, work)), most, bytes }
     }

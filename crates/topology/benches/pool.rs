@@ -23,6 +23,7 @@ fn counts() -> Vec<usize> {
     let all = Topology::read().allowed().len();
     let mut counts = vec![1, 2, all / 2, all.saturating_sub(1), all];
     counts.retain(|&threads| (1..=all).contains(&threads));
+    counts.sort_unstable();
     counts.dedup();
     counts
 }

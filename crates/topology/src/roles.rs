@@ -303,6 +303,21 @@ mod tests {
         }
     }
 
+    /// Oracle: the rule. Workers have CPUs of their own that add up to the compute set; where there are more than CPUs, all have all.
+    #[test]
+    fn workers_have_a_cpu_each() {
+        for (name, tree) in machines::all() {
+            for threads in 2..40 {
+                let a = assign(&tree, threads);
+                let sets: Vec<CpuSet> = (1..threads).map(|worker| a.worker(worker)).collect();
+                let together = sets.iter().fold(CpuSet::from_iter([]), |all, set| all.union(set));
+                assert_eq!(&together, a.set(Role::Compute), "{name} {threads}");
+                let own = a.set(Role::Compute).len() >= threads - 1;
+                assert!(sets.iter().all(|set| (set.len() == 1) == (own || a.set(Role::Compute).len() == 1)));
+            }
+        }
+    }
+
     /// Oracle: the documented errors and text.
     #[test]
     fn refusals_and_text() {

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytemuck::Pod;
 
@@ -151,6 +152,15 @@ impl<T: Pod> PinnedMemory<T> {
         Ok(PinnedMemory { context: context.clone(), at: at.cast(), len })
     }
 
+    /// Parts of `len` values each, which may go to different owners.
+    pub(crate) fn parts(self, len: usize) -> Vec<PinnedPart<T>> {
+        let (all, at) = (self.len / len.max(1), self.at);
+        let whole = Arc::new(self);
+        // SAFETY: inside the allocation.
+        let part = |i| PinnedPart { at: unsafe { at.add(i * len) }, len, _whole: Arc::clone(&whole) };
+        (0..all).map(part).collect()
+    }
+
     /// Its first value, for whoever shares it with the GPU while it works.
     pub(crate) fn pointer(&self) -> *mut T {
         self.at
@@ -160,6 +170,33 @@ impl<T: Pod> PinnedMemory<T> {
     pub(crate) fn address(&self) -> u64 {
         // The driver gives host memory one address for both.
         self.at.expose_provenance() as u64
+    }
+}
+
+/// A part of pinned memory, which is nobody else's.
+pub(crate) struct PinnedPart<T> {
+    at: *mut T,
+    len: usize,
+    /// Only kept.
+    _whole: Arc<PinnedMemory<T>>,
+}
+
+// SAFETY: parts don't overlap, and of the whole nothing is touched but to free it with the last of them.
+unsafe impl<T: Send> Send for PinnedPart<T> {}
+
+impl<T> std::ops::Deref for PinnedPart<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: `len` values of the whole, which lives as long as this, and nobody else's.
+        unsafe { std::slice::from_raw_parts(self.at, self.len) }
+    }
+}
+
+impl<T> std::ops::DerefMut for PinnedPart<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }
     }
 }
 

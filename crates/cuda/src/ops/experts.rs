@@ -187,7 +187,8 @@ pub(crate) fn many(moe: &MoeShape, rows: usize) -> bool {
 
 /// The most experts' copies that a window of at most `rows` rows has fetched.
 pub(crate) fn most_fetched(moe: &MoeShape, rows: usize) -> usize {
-    (1..=rows).filter(|&rows| !many(moe, rows)).map(|rows| most_units(moe, rows)).max().unwrap_or(0)
+    let units = (1..=rows).filter(|&rows| !many(moe, rows)).map(|rows| most_units(moe, rows)).max();
+    units.unwrap_or(0).min(moe.experts)
 }
 
 /// Rows for which the shared expert is computed beside the routed ones.
@@ -231,7 +232,7 @@ impl CudaBackend {
         self.routing.check(rows)?;
         // What an op that failed may have left.
         self.left_experts = None;
-        // One row reads experts where they are, a few have those fetched that they need, many have all of them come through the ring.
+        // Many rows find experts in the ring.
         let many = many(&moe, rows);
         if many {
             self.tiers.settle(&self.stream)?;
@@ -305,15 +306,17 @@ impl CudaBackend {
         let wanted = desk.as_mut().filter(|_| ring.stages()).map(|desk| (desk.wanted(layer), desk));
         let of = (self.routing.params(&self.spec.shape.moe).unit_expert, units);
         let asks = wanted.as_ref().map(|(wanted, _)| *wanted);
-        let fetched = self.kernels.fetch.all(&self.stream, slots, of, *device, ring.room(), asks);
+        let fetched = self.kernels.fetch.all(
+            &self.stream,
+            slots,
+            (of.0, of.1, self.spec.shape.moe.experts),
+            *device,
+            ring.room(),
+            asks,
+        );
         let fetched = fetched.map_err(Failed::from)?;
         if let Some((_, desk)) = wanted {
             let bring = Asked::Bring(layer, slots.layout.bytes);
-            if fetched.is_none() {
-                return Err(failed(
-                    "it has too little room to bring experts for so few rows: give --experts heap",
-                ));
-            }
             match self.recording {
                 true => desk.recorded.push(bring),
                 false => desk.expect(&[bring]),

@@ -139,7 +139,8 @@ fn down_layout(
 }
 
 impl CudaBackend {
-    /// What is to be done for the experts that one row is routed to by `router`; none where there are no kernels for these formats and sizes.
+    /// What is to be done for the experts that one row is routed to by `router`; none where there are no kernels for these formats and sizes, or where the
+    /// GPU can't read some and the host computes none.
     pub(crate) fn experts_one(
         &self,
         (router, layer): (Matrix, Layer),

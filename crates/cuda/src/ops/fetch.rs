@@ -17,7 +17,7 @@ struct FetchParams {
     units: u64,
     wanted: WantedParams,
     bytes: u32,
-    padding: u32,
+    by_expert: u32,
 }
 
 /// The kernels.
@@ -38,18 +38,19 @@ impl Fetch {
         })
     }
 
-    /// Brings the experts of all units to `room`, if there is room for them, and says where kernels find them then. Those that it can't read it
+    /// Brings the experts of all units to `room`, if there is room for them, and says where kernels find them then: at the places of the units, or of the
+    /// experts, of whichever there are fewer. Those that it can't read it
     /// asks the host for, where `wanted` says.
     pub(crate) fn all(
         &self,
         stream: &Stream,
         slots: &LayerTable,
-        (unit_expert, units): (u64, Stretch),
+        (unit_expert, units, experts): (u64, Stretch, usize),
         device: DeviceSlice<u8>,
         (room, fetched): (DeviceSlice<u8>, DeviceSlice<u64>),
         wanted: Option<WantedParams>,
     ) -> Result<Option<LayerTable>, DriverError> {
-        if units.most * slots.layout.bytes > room.len() {
+        if units.most.min(experts) * slots.layout.bytes > room.len() {
             return Ok(None);
         }
         let p = FetchParams {
@@ -62,10 +63,10 @@ impl Fetch {
             units: units.units[1],
             wanted: wanted.unwrap_or_default(),
             bytes: slots.layout.bytes as u32,
-            padding: 0,
+            by_expert: u32::from(units.most > experts),
         };
         let grid = Grid { blocks: [self.processors as u32, 1, 1], threads: 256 };
-        // SAFETY: there is room for as many copies as there are units; `fetched` has a place for every expert.
+        // SAFETY: there is room for as many copies as there are units or experts; `fetched` has a place for every expert.
         unsafe { self.fetch.launch(stream, grid, &p)? };
         if let Some(wanted) = wanted {
             // SAFETY: it waits for an answer to what was asked before, and takes it.

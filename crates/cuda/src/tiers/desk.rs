@@ -172,6 +172,7 @@ impl Desk {
         WantedParams {
             words: self.words.address() + 4 * (usize::from(layer.0) * WORDS) as u64,
             experts: self.wanted.address(),
+            // What one row's kernels say there is of another step.
             count: self.params.helped,
         }
     }
@@ -215,7 +216,9 @@ impl Desk {
         if self.outstanding.is_empty() {
             return Ok(());
         }
-        if let Some(host) = &mut self.host {
+        let computes = |asked: &Asked| matches!(asked, Asked::Compute(..));
+        let computes = self.outstanding.iter().any(computes);
+        if let Some(host) = self.host.as_mut().filter(|_| computes) {
             host.begin_step();
         }
         self.last = None;
@@ -224,7 +227,7 @@ impl Desk {
             served = self.answer(asked, stream, ring.as_deref_mut(), &mut failure);
             self.outstanding.remove(0);
         }
-        if let Some(host) = &mut self.host {
+        if let Some(host) = self.host.as_mut().filter(|_| computes) {
             host.end_step();
         }
         served?;
@@ -279,7 +282,8 @@ impl Desk {
     ) -> Result<(), BackendError> {
         let (Asked::Compute(layer, _) | Asked::Bring(layer, _)) = asked;
         let at = usize::from(layer.0);
-        if self.hear(at, stream)? == NOTHING {
+        let computes = matches!(asked, Asked::Compute(..));
+        if self.hear(at, computes, stream)? == NOTHING {
             return Ok(());
         }
         let heard = Instant::now();
@@ -293,7 +297,7 @@ impl Desk {
         }
         self.word(at, ANSWERED).store(1, Ordering::Release);
         let answered = Instant::now();
-        if let Asked::Compute(..) = asked {
+        if computes {
             self.count.asked += 1;
             self.count.experts += count as u64;
             self.split.answered(count, answered.duration_since(heard));
@@ -304,9 +308,11 @@ impl Desk {
     }
 
     /// Waits until a layer has said what it wants.
-    fn hear(&mut self, at: usize, stream: &Stream) -> Result<u32, BackendError> {
+    fn hear(&mut self, at: usize, computes: bool, stream: &Stream) -> Result<u32, BackendError> {
         let (mut since, mut what) = (Instant::now(), 0);
-        let mut due = self.last.map(|last| last + self.gaps[at].saturating_sub(LEAD));
+        // Threads are woken for what they compute.
+        let last = self.last.filter(|_| computes);
+        let mut due = last.map(|last| last + self.gaps[at].saturating_sub(LEAD));
         while what == 0 {
             what = self.word(at, ASKED).load(Ordering::Acquire);
             std::hint::spin_loop();
@@ -323,7 +329,7 @@ impl Desk {
             }
         }
         self.word(at, ASKED).store(0, Ordering::Relaxed);
-        if let Some(last) = self.last {
+        if let Some(last) = last {
             let gap = &mut self.gaps[at];
             *gap = (7 * *gap + last.elapsed()) / 8;
         }

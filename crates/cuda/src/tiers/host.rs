@@ -68,7 +68,7 @@ impl HostMemory {
         }
         if let Some((bytes, error)) = refused {
             tracing::warn!(
-                "{} of experts in memory could not be pinned for the GPU, which gets them through other memory instead: {error}",
+                "{} of experts in memory could not be pinned for the GPU, which gets them through other memory instead; experts don't change places then: {error}",
                 Bytes(bytes as u64)
             );
         }
@@ -132,5 +132,42 @@ impl HostMemory {
         }
         let picoseconds = f64::from(end.milliseconds_since(&start)?) * 1e9 / bytes.max(1) as f64;
         Ok(if picoseconds >= 1.0 { picoseconds as u32 } else { PRESUMED })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_plan::{Arena, Category, Plan};
+    use strata_residency::{HostCopy, LayerSource};
+
+    use super::*;
+    use crate::driver::{Device, fake};
+
+    /// Oracle: by hand. Of six copies of which the third begins in memory that was pinned and ends in memory that wasn't, and the fourth is all there, both
+    /// are staged; so is one that isn't in memory at all.
+    #[test]
+    fn what_was_not_pinned_is_staged() {
+        const COPY: usize = 768;
+        fake::install();
+        let context = Context::new(&Device::all().unwrap()[0]).unwrap();
+        let mut plan = Plan::new();
+        let region = plan.heap(Category::Experts, "experts", 6 * COPY);
+        let mut arena = Arena::new(&plan).unwrap();
+        let blocks = region.parts(COPY).map(|part| arena.take(part).unwrap()).collect();
+        let mut store = ExpertStore::new(blocks, Box::new(|| Ok(())));
+        let tensor = |bytes: usize| vec![0u8; bytes * 7].into();
+        store.add_layer(0, LayerSource::split(7, tensor(200), tensor(256), tensor(20)).unwrap()).unwrap();
+        let id = |expert| ExpertId { layer: 0, expert };
+        let copy = HostCopy::new(Box::new(|_, _, _| Ok(())));
+        (0..6).for_each(|expert| store.promote(id(expert), &copy).unwrap());
+        let start = store.heap_spans()[0].start;
+        let pinned = [start..start + 2 * COPY + 100, start + 4 * COPY..start + 6 * COPY];
+        // SAFETY: the driver is a fake, which touches nothing.
+        let stretches = pinned.map(|pages| unsafe { RegisteredMemory::new(&context, pages) }.unwrap());
+        let host = HostMemory { stretches: stretches.into(), store: Arc::new(store) };
+        let found: Vec<At> = (0..7).map(|expert| host.find(id(expert), COPY).unwrap()).collect();
+        let at = |place: usize| At::Host(start + place * COPY);
+        assert_eq!(found, [at(0), at(1), At::Staged, At::Staged, at(4), at(5), At::Staged]);
+        assert_eq!(found[6].entry(&host), 0);
     }
 }

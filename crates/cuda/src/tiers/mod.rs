@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use strata_backend::{BackendError, ExpertCount, Layer, Op, Spec};
-use strata_plan::{Category, Place, Plan, Region};
+use strata_plan::{Bytes, Category, Place, Plan, Region};
 use strata_residency::{
     CopyLayout, ExpertId, ExpertStore, Heat, LayerExperts, LayerSource, Move, Pace, Roster, Slots, Tier,
 };
@@ -96,6 +96,8 @@ pub(crate) struct TierRegions {
     layouts: Vec<Option<CopyLayout>>,
     /// Experts of a row of a table.
     width: usize,
+    /// Bytes that a few rows' experts take, fetched.
+    fetched: usize,
     slots: Slots,
     heat: Heat,
     /// What the slots start with.
@@ -143,14 +145,12 @@ impl TierRegions {
         let beside = (plan.device_bytes() as u64).saturating_add((3 * table + desk + chosen) as u64);
         let left = budget.available.saturating_sub(beside);
         let fits = roster.total_bytes() <= left.min(bytes) && roster.len() <= most;
-        let staging = budget.staging;
+        let longest = roster.layers().iter().map(|layer| layer.bytes).max().unwrap_or(0);
         let ring = (!fits).then(|| {
             // Two layers, one that is computed with and one that comes; half of a small card.
             let of_layer = |layer: &LayerExperts| u64::from(layer.experts) * layer.bytes;
             let two = 2 * roster.layers().iter().map(of_layer).max().unwrap_or(0);
-            let longest = roster.layers().iter().map(|layer| layer.bytes).max().unwrap_or(0);
-            let fetched = most_fetched(&spec.shape.moe, spec.window.max(spec.sequences)) as u64 * longest;
-            two.min(left / 2).max(PLACES as u64 * longest).max(fetched) as usize
+            two.min(left / 2).max(PLACES as u64 * longest) as usize
         });
         let room = left.saturating_sub(ring.unwrap_or(0) as u64).min(bytes);
         let forced = budget.exchanges != Exchanges::Learned;
@@ -168,15 +168,21 @@ impl TierRegions {
             if let Some(ranking) = budget.ranking {
                 ranking.recall(slots.roster(), &mut heat);
             }
-            // Where each is, how hot, and in which slot; tables on their way to the device.
-            let known = 64 * slots.roster().len() + 2 * table;
+            // Where each is, how hot, in which slot, and in what order it is staged; tables on their way to the device.
+            let known = 192 * slots.roster().len() + 2 * table;
             plan.item(Category::Experts, "experts' addresses and heat", Place::Heap, known as u64);
-            plan.item(Category::Experts, "staging buffers", Place::Heap, staging as u64);
+            plan.item(
+                Category::Experts,
+                "staging buffers",
+                Place::Heap,
+                (budget.staging as u64).max(longest),
+            );
             desk::describe(spec, plan);
         }
         TierRegions {
             layouts,
             width,
+            fetched: most_fetched(&spec.shape.moe, spec.window.max(spec.sequences)) * longest as usize,
             exchanges: budget.exchanges,
             memory: plan.device(Category::Experts, "expert slots", slots.total_bytes() as usize),
             spares: spares
@@ -249,7 +255,7 @@ pub(crate) struct Tiers {
     layers: Vec<Option<LayerTable>>,
     /// For wide windows, where not all experts have slots.
     pub(crate) ring: Option<Ring>,
-    /// For one row, likewise, if the host computes some.
+    /// Where the host is asked, if it computes or brings some.
     pub(crate) desk: Option<Desk>,
     /// What windows choose, and what is learned of it, where not all experts have slots.
     cache: Option<Cache>,
@@ -274,6 +280,7 @@ impl Tiers {
         let TierRegions {
             layouts,
             width,
+            fetched,
             mut slots,
             heat,
             loads,
@@ -330,12 +337,23 @@ impl Tiers {
             None => None,
             Some(region) => {
                 let copies = Stream::new(context).map_err(failed)?;
-                let longest = layouts.iter().flatten().map(|layout| layout.bytes).max().unwrap_or(0);
+                let longest = roster.layers().iter().map(|layer| layer.bytes as usize).max().unwrap_or(0);
                 let staging = match stagers.filter(|_| staged) {
                     Some(stagers) => Some(Staging::new(context, copies.share(), store, longest, stagers)?),
-                    None if staged => return Err(failed("some experts are in memory that it can't read")),
+                    None if staged => {
+                        return Err(failed(
+                            "some experts are in memory that it can't read, and nothing stages them",
+                        ));
+                    }
                     None => None,
                 };
+                if staged && region.bytes() < fetched {
+                    return Err(failed(format!(
+                        "experts that stay in the file need {} of its memory to pass through, of which {} are left: give it more, or --experts heap",
+                        Bytes(fetched as u64),
+                        Bytes(region.bytes() as u64)
+                    )));
+                }
                 let (chunks, addresses) = ring::cut(place(region), &host, &at, &|id| copy(id).bytes);
                 let room = (place(region), tables.range(2 * count..2 * count + width));
                 let (copies, table) =
@@ -361,7 +379,7 @@ impl Tiers {
                     place(all).range(start..start + slots.bytes(slot) as usize)
                 };
                 let places: Vec<DeviceSlice<u8>> = slots.ids().map(slot).collect();
-                // Where memory has copies of all experts anyway, there is nothing to exchange; nor where they stay in the file.
+                // Where memory has copies of all experts anyway, there is nothing to exchange; nor where some are staged.
                 let in_slots = || at.iter().filter(|(_, at)| matches!(at, At::Slot(_)));
                 let doubled = in_slots().any(|(id, _)| matches!(store.tier(*id), Ok(Tier::Heap)));
                 let parts = |(bytes, region): (u64, Region)| {

@@ -15,7 +15,7 @@ use strata_backend::BackendError;
 use strata_plan::DEVICE_ALIGNMENT;
 use strata_residency::ExpertId;
 
-use super::staging::{Staging, To};
+use super::staging::{Begins, Piece, Staging, To};
 use super::{At, HostMemory, LayerTable, PLACES, find_layer, rows};
 use crate::driver::{Context, DeviceSlice, DriverError, Event, Stream, Turns};
 use crate::{Failed, failed};
@@ -25,7 +25,7 @@ pub(super) struct Chunk {
     layer: usize,
     experts: Range<usize>,
     /// What to copy from host memory, each from one registration, and to where.
-    pieces: Vec<(Range<usize>, DeviceSlice<u8>)>,
+    pieces: Arc<Vec<Piece>>,
     /// What is to be staged, and to where; and how many experts of chunks before are.
     staged: Vec<(ExpertId, DeviceSlice<u8>)>,
     staged_before: usize,
@@ -37,7 +37,8 @@ impl Chunk {
         let first = from.start;
         for (_, from) in host.pieces(from) {
             let to = to.range(from.start - first..from.end - first);
-            match self.pieces.last_mut() {
+            let pieces = Arc::get_mut(&mut self.pieces).expect("not shared before all are known");
+            match pieces.last_mut() {
                 Some((before, place))
                     if before.end == from.start
                         && place.address() + place.len() as u64 == to.address()
@@ -46,7 +47,7 @@ impl Chunk {
                     before.end = from.end;
                     *place = place.joined(to);
                 }
-                _ => self.pieces.push((from, to)),
+                _ => pieces.push((from, to)),
             }
         }
     }
@@ -54,7 +55,7 @@ impl Chunk {
 
 struct Place {
     arrived: Arc<Event>,
-    used: Event,
+    used: Arc<Event>,
 }
 
 /// The ring.
@@ -102,7 +103,7 @@ pub(super) fn cut(
             chunks.push(Chunk {
                 layer,
                 experts: expert..expert,
-                pieces: Vec::new(),
+                pieces: Arc::default(),
                 staged: Vec::new(),
                 staged_before: staged,
             });
@@ -136,7 +137,8 @@ impl Ring {
         (memory, fetched): (DeviceSlice<u8>, DeviceSlice<u64>),
         host: &Arc<HostMemory>,
     ) -> Result<Ring, DriverError> {
-        let place = || Ok(Place { arrived: Arc::new(Event::new(context)?), used: Event::new(context)? });
+        let event = || Event::new(context).map(Arc::new);
+        let place = || Ok(Place { arrived: event()?, used: event()? });
         let places = (0..PLACES).map(|_| place()).collect::<Result<_, DriverError>>()?;
         Ok(Ring {
             memory,
@@ -256,12 +258,11 @@ impl Ring {
             // What a GPU says that went wrong.
             let at = (place < most).then(|| self.memory.range(place * bytes..(place + 1) * bytes));
             let at = at.ok_or_else(|| failed(format!("it wants an expert at place {place} of {most}")))?;
-            Ok((id, To { at, chunk: None, arrived: None }))
+            Ok((id, To { at, chunk: None, begins: None, arrived: None }))
         };
         let experts = experts.map(place).collect::<Result<Vec<_>, BackendError>>()?;
         let staging = self.staging.as_mut().ok_or_else(|| failed("it wants experts that it can read"))?;
-        staging.begin(experts, 0)?;
-        staging.finish()
+        staging.bring(experts)
     }
 
     /// Goes on with another chunk than the next one: whatever was queued may still read any place.
@@ -274,9 +275,12 @@ impl Ring {
         let Some(staging) = &mut self.staging else { return Ok(()) };
         self.begun = chunk;
         let of_chunk = |(number, chunk): (usize, &Chunk)| {
-            let (last, arrived) = (chunk.staged.len().wrapping_sub(1), &self.places[number % PLACES].arrived);
+            let (last, place) = (chunk.staged.len().wrapping_sub(1), &self.places[number % PLACES]);
+            let begins = || Begins { used: Arc::clone(&place.used), pieces: Arc::clone(&chunk.pieces) };
             let to = |(i, &(id, at)): (usize, &(ExpertId, DeviceSlice<u8>))| {
-                (id, To { at, chunk: Some(number), arrived: (i == last).then(|| Arc::clone(arrived)) })
+                let begins = (i == 0).then(begins);
+                let arrived = (i == last).then(|| Arc::clone(&place.arrived));
+                (id, To { at, chunk: Some(number), begins, arrived })
             };
             chunk.staged.iter().enumerate().map(to).collect::<Vec<_>>()
         };
@@ -288,17 +292,19 @@ impl Ring {
     fn feed(&mut self) -> Result<(), Failed> {
         while self.ahead < self.chunks.len().min(self.next + PLACES) {
             let (chunk, place) = (&self.chunks[self.ahead], &self.places[self.ahead % PLACES]);
+            self.ahead += 1;
+            if let Some(staging) = self.staging.as_ref().filter(|_| !chunk.staged.is_empty()) {
+                // Its issuer queues all of it.
+                staging.open(self.ahead);
+                continue;
+            }
             place.used.hold(&self.copies)?;
-            for (from, to) in &chunk.pieces {
+            for (from, to) in chunk.pieces.iter() {
                 // SAFETY: a piece of one registration, which lives as long as `_host`; copies of experts don't change there. Whoever drops
                 // this waits for the copies.
                 unsafe { self.copies.queue_registered(from.start, *to)? };
             }
-            self.ahead += 1;
-            match &self.staging {
-                Some(staging) if !chunk.staged.is_empty() => staging.open(self.ahead),
-                _ => place.arrived.record(&self.copies)?,
-            }
+            place.arrived.record(&self.copies)?;
         }
         Ok(())
     }
@@ -387,7 +393,7 @@ mod tests {
             assert_eq!(order.is_empty(), with_slots == 1000);
             let all: usize = chunks
                 .iter()
-                .flat_map(|chunk| &chunk.pieces)
+                .flat_map(|chunk| chunk.pieces.iter())
                 .map(|(piece, to)| {
                     assert!(
                         piece.len() == to.len()

@@ -4,7 +4,7 @@
 //! a third kind of thread, the retirer, gives a buffer back when its copy has been made.
 //!
 //! A window's experts go to places that others are read from until shortly before: so the issuer sends a chunk's only once the window has come so far
-//! ([`Staging::open`]). Whoever gives a window up closes that gate for good, and no copy is queued after that.
+//! ([`Staging::open`]). The gate knows one window: once another was begun, or it was given up, no copy of it is queued.
 
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use strata_backend::BackendError;
 use strata_residency::{ExpertId, ExpertStore, Ring, RingThread, Transfer, TransferEngine, buffers_in};
 
-use crate::driver::{Context, DeviceSlice, DriverError, Event, PinnedMemory, Stream};
+use crate::driver::{Context, DeviceSlice, DriverError, Event, PinnedMemory, PinnedPart, Stream};
 use crate::failed;
 
 /// Starts a thread of this name.
@@ -36,13 +36,27 @@ pub(super) struct To {
     pub(super) at: DeviceSlice<u8>,
     /// Which chunk of a window it is of, if it is of one.
     pub(super) chunk: Option<usize>,
-    /// What is reached when it and all before it are there.
+    /// What comes before it, if it is its chunk's first.
+    pub(super) begins: Option<Begins>,
+    /// What is reached when it and all before it are there, if it is its chunk's last.
     pub(super) arrived: Option<Arc<Event>>,
 }
 
+/// What a chunk begins with. It is queued by the issuer, right before the chunk's first staged copy: whoever did that ahead would have the copies wait
+/// that are of chunks before and that no buffer was free for yet.
+pub(super) struct Begins {
+    /// When its place is free.
+    pub(super) used: Arc<Event>,
+    /// What the GPU can read, from where to where.
+    pub(super) pieces: Arc<Vec<Piece>>,
+}
+
+/// A copy from host memory, all of it in one registration, and to where.
+pub(super) type Piece = (Range<usize>, DeviceSlice<u8>);
+
 /// A pinned buffer, and when it has been copied.
 struct Pinned {
-    memory: PinnedMemory<u8>,
+    memory: PinnedPart<u8>,
     copied: Event,
 }
 
@@ -60,12 +74,10 @@ impl DerefMut for Pinned {
     }
 }
 
-/// How far the issuer may go.
-enum Gate {
-    /// To chunks before this one.
-    Before(usize),
-    /// Nowhere: what was begun is given up.
-    Closed,
+/// How far the issuer may go: with experts of this window only, to chunks before `end`.
+struct Gate {
+    window: u64,
+    end: usize,
 }
 
 /// The ring's engine.
@@ -83,22 +95,31 @@ impl Copies {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, gate: Gate) {
-        *self.gate() = gate;
+    /// Begins another window; what was begun before is given up, also by an issuer that is at the gate with it and looks late.
+    fn next(&self, end: usize) -> u64 {
+        let mut gate = self.gate();
+        *gate = Gate { window: gate.window + 1, end };
         self.opened.notify_one();
+        gate.window
     }
 
-    /// Opens it further, unless it is closed.
+    /// Opens it further for the window that was begun last.
     fn open(&self, end: usize) {
-        if let Gate::Before(before) = &mut *self.gate() {
-            *before = end;
-            self.opened.notify_one();
-        }
+        self.gate().end = end;
+        self.opened.notify_one();
     }
 
     fn queue(&self, buffer: &Pinned, to: &To) -> Result<(), DriverError> {
         self.context.enter()?;
-        // SAFETY: the buffer is the transfer's until it is retired, which is when `copied` has been reached, or nothing is queued any more.
+        if let Some(Begins { used, pieces }) = &to.begins {
+            used.hold(&self.stream)?;
+            for (from, to) in pieces.iter() {
+                // SAFETY: a piece of one registration, which the ring that this is a part of keeps; copies of experts don't change there. Whoever drops the
+                // ring waits for the copies.
+                unsafe { self.stream.queue_registered(from.start, *to)? };
+            }
+        }
+        // SAFETY: the buffer is pinned, and the transfer's until it is retired, which is when `copied` has been reached, or nothing is queued any more.
         unsafe { self.stream.queue_upload(&buffer.memory, to.at)? };
         to.arrived.as_ref().map_or(Ok(()), |arrived| arrived.record(&self.stream))?;
         buffer.copied.record(&self.stream)
@@ -107,21 +128,18 @@ impl Copies {
 
 impl TransferEngine for Copies {
     type Buffer = Pinned;
-    type Place = To;
+    /// With its window.
+    type Place = (u64, To);
 
-    fn submit(&self, transfer: Transfer<Pinned>, to: To) {
+    fn submit(&self, transfer: Transfer<Pinned>, (window, to): (u64, To)) {
         let mut gate = self.gate();
-        loop {
-            match *gate {
-                Gate::Closed => break,
-                Gate::Before(end) if to.chunk.is_none_or(|chunk| chunk < end) => break,
-                Gate::Before(_) => gate = self.opened.wait(gate).unwrap_or_else(PoisonError::into_inner),
-            }
+        while gate.window == window && to.chunk.is_some_and(|chunk| chunk >= gate.end) {
+            gate = self.opened.wait(gate).unwrap_or_else(PoisonError::into_inner);
         }
-        if matches!(*gate, Gate::Closed) {
+        if gate.window != window {
             return transfer.retire(Err("its window was given up".into()));
         }
-        // Under the lock: behind a closed gate nothing is queued.
+        // Under the lock: of a window that was given up nothing is queued.
         if let Err(error) = self.queue(transfer.buffer(), &to) {
             // The copy itself may be under way.
             let _ = self.stream.synchronize();
@@ -160,16 +178,16 @@ impl Staging {
         largest: usize,
         Stagers { mut spawn, most, bytes }: Stagers,
     ) -> Result<Staging, BackendError> {
-        let buffer = || -> Result<Pinned, DriverError> {
-            Ok(Pinned { memory: PinnedMemory::new(context, largest)?, copied: Event::new(context)? })
-        };
-        let count = buffers_in(bytes, largest).map_err(failed)?;
-        let buffers = (0..count).map(|_| buffer()).collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let count = buffers_in(bytes.max(largest), largest).map_err(failed)?;
+        let memory = PinnedMemory::new(context, count * largest).map_err(failed)?;
+        let buffer = |memory| Ok(Pinned { memory, copied: Event::new(context)? });
+        let buffers = memory.parts(largest).into_iter().map(buffer).collect::<Result<_, DriverError>>();
+        let buffers = buffers.map_err(failed)?;
         let (sender, sent) = channel();
         let copies = Arc::new(Copies {
             context: context.clone(),
             stream,
-            gate: Mutex::new(Gate::Closed),
+            gate: Mutex::new(Gate { window: 0, end: 0 }),
             opened: Condvar::new(),
             sent: Mutex::new(Some(sender)),
         });
@@ -183,15 +201,26 @@ impl Staging {
         Ok(Staging { ring: ring.map_err(failed)?, copies, retirer: Some(retirer) })
     }
 
-    /// Begins to bring these experts in this order; those of chunks only before `open`.
+    /// Begins a window's experts, in this order; those of chunks before `open` may go.
     pub(super) fn begin(
         &mut self,
         experts: impl IntoIterator<Item = (ExpertId, To)>,
         open: usize,
     ) -> Result<(), BackendError> {
-        self.copies.set(Gate::Before(open));
+        let window = self.copies.next(open);
+        let experts = experts.into_iter().map(|(id, to)| (id, (window, to)));
         self.ring.begin(experts).map_err(failed)?.leave();
         Ok(())
+    }
+
+    /// Brings these experts, which are of no chunk, and sleeps until they are there.
+    pub(super) fn bring(
+        &mut self,
+        experts: impl IntoIterator<Item = (ExpertId, To)>,
+    ) -> Result<(), BackendError> {
+        let window = self.copies.next(0);
+        let experts = experts.into_iter().map(|(id, to)| (id, (window, to)));
+        self.ring.begin(experts).map_err(failed)?.finish().map_err(failed)
     }
 
     /// Lets chunks before `open` be sent too.
@@ -207,14 +236,9 @@ impl Staging {
         all
     }
 
-    /// Sleeps until all that was begun has arrived.
-    pub(super) fn finish(&mut self) -> Result<(), BackendError> {
-        self.ring.resume().finish().map_err(failed)
-    }
-
     /// Gives up what was begun: no copy is queued after this.
     pub(super) fn give_up(&mut self) {
-        self.copies.set(Gate::Closed);
+        self.copies.next(0);
         drop(self.ring.resume());
     }
 }
@@ -266,18 +290,24 @@ mod tests {
             let chunk = usize::from(expert / 6);
             let at = DeviceSlice::nowhere(COPY);
             let arrived = (expert % 6 == 5).then(|| Arc::clone(&ends[chunk]));
-            (ExpertId { layer: 0, expert }, To { at, chunk: Some(chunk), arrived })
+            (ExpertId { layer: 0, expert }, To { at, chunk: Some(chunk), begins: None, arrived })
         })
     }
 
-    /// Waits until nothing changes any more, as far as one can tell.
-    fn arrived(staging: &Staging, at_least: u64) -> u64 {
-        for _ in 0..500 {
+    /// How many have arrived, once it is so many, or after a while.
+    fn arrived_soon(staging: &Staging, at_least: u64) -> u64 {
+        for _ in 0..2000 {
             if staging.ring.counters().arrived >= at_least {
                 break;
             }
-            thread::sleep(Duration::from_millis(2));
+            thread::sleep(Duration::from_millis(1));
         }
+        staging.ring.counters().arrived
+    }
+
+    /// The same, and a little later.
+    fn arrived(staging: &Staging, at_least: u64) -> u64 {
+        arrived_soon(staging, at_least);
         thread::sleep(Duration::from_millis(20));
         staging.ring.counters().arrived
     }
@@ -293,40 +323,51 @@ mod tests {
         staging.issued(6..18).unwrap();
         assert_eq!(arrived(&staging, 18), 18);
         staging.open(4);
-        staging.finish().unwrap();
-        assert_eq!(staging.ring.counters().arrived, 24);
+        staging.issued(18..24).unwrap();
+        assert_eq!(arrived(&staging, 24), 24);
     }
 
-    /// Oracle: that the test ends, and the counts. A window is given up while the issuer waits at the gate; what comes next gets through, and a gate that
-    /// was closed is not opened by whoever thinks that it is still the old one.
+    /// Oracle: that the test ends, and the counts. A window is given up while the issuer waits at the gate, and another is begun before it has looked.
     #[test]
     fn a_window_is_given_up_at_the_gate() {
         let (mut staging, ends) = staging();
-        for round in 0..20 {
+        for round in 0..200 {
             staging.begin(window(&ends), 1).unwrap();
             staging.issued(0..6).unwrap();
             staging.give_up();
             staging.open(4);
             assert!(staging.issued(18..19).is_err());
             let few = (0..5).map(|expert| {
-                (
-                    ExpertId { layer: 0, expert },
-                    To { at: DeviceSlice::nowhere(COPY), chunk: None, arrived: None },
-                )
+                let at = DeviceSlice::nowhere(COPY);
+                (ExpertId { layer: 0, expert }, To { at, chunk: None, begins: None, arrived: None })
             });
-            staging.begin(few, 0).unwrap();
-            staging.finish().unwrap();
-            assert_eq!(staging.ring.counters().arrived, 11 * (round + 1));
+            staging.bring(few).unwrap();
+            assert_eq!(arrived_soon(&staging, 11 * (round + 1)), 11 * (round + 1));
         }
         // And dropped while the issuer waits.
         staging.begin(window(&ends), 0).unwrap();
+    }
+
+    /// Oracle: nothing arrives. An issuer that comes to the gate with an expert of an earlier window turns back, however far the gate is open now, and also
+    /// where it would have to wait.
+    #[test]
+    fn an_earlier_window_is_turned_back() {
+        for open in [0, 4] {
+            let (mut staging, ends) = staging();
+            let early = staging.copies.gate().window;
+            staging.copies.next(open);
+            let late = window(&ends).map(|(id, to)| (id, (early, to)));
+            let error = staging.ring.begin(late).unwrap().finish().unwrap_err().to_string();
+            assert!(error.contains("given up"), "{error}");
+            assert_eq!(staging.ring.counters().arrived, 0);
+        }
     }
 
     /// Oracle: the sentence of the one who knows the experts.
     #[test]
     fn an_expert_that_there_is_not_is_named() {
         let (mut staging, _) = staging();
-        let to = To { at: DeviceSlice::nowhere(COPY), chunk: None, arrived: None };
+        let to = To { at: DeviceSlice::nowhere(COPY), chunk: None, begins: None, arrived: None };
         let refused = staging.begin([(ExpertId { layer: 3, expert: 1 }, to)], 0).unwrap_err().to_string();
         assert!(refused.contains("expert 1 of layer 3"), "{refused}");
     }

@@ -225,3 +225,23 @@ fn workers_do_not_inherit_a_pin() {
     });
     assert_eq!(pinned.unwrap().join().unwrap(), compute);
 }
+
+/// Oracle: that all tasks run. Workers that are woken for nothing, before a region, while it runs, and outside a step, lose no call.
+#[test]
+fn roused_workers_lose_no_region() {
+    let pool = pool(2);
+    for round in 0..200usize {
+        if round % 3 > 0 {
+            pool.begin_step();
+        }
+        pool.rouse();
+        let ran = AtomicUsize::new(0);
+        pool.run(16, &|_, _| _ = ran.fetch_add(1, Ordering::Relaxed));
+        pool.rouse();
+        assert_eq!(ran.into_inner(), 16);
+        if round % 5 == 0 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        pool.end_step();
+    }
+}
