@@ -225,6 +225,35 @@ fn experts_that_are_in_memory_anyway_stay() {
     }
 }
 
+/// Oracle: the plan. Experts that memory has no room for stay in the file; with a little more they are in memory.
+#[test]
+fn experts_that_memory_has_no_room_for_stay_in_the_file() {
+    fake::install();
+    let room = Room { expert_cache: ExpertCache::Experts(2), ..Room::default() };
+    let cuda = || Cuda::new(&Device::all().unwrap()[0], room).unwrap();
+    let model = Arc::new(Model::open(&golden::dir().join("tiny/tiny.gguf")).unwrap());
+    let config = EngineConfig { window: Some(40), context: Some(64), ..EngineConfig::default() };
+    let plan = |available| {
+        let limits = Limits { available, total: available, source: "the test".into() };
+        let planned = Engine::plan(&model, &config, &limits, &cuda()).unwrap();
+        let experts = |place| -> u64 {
+            let of = |item: &&strata_plan::Item| item.place == place && item.name == "routed experts";
+            planned.plan.items().iter().filter(of).map(|item| item.bytes).sum()
+        };
+        (
+            planned.plan.bytes(Place::Heap),
+            experts(Place::Heap),
+            experts(Place::Mapped),
+            planned.check(&limits).is_ok(),
+        )
+    };
+    let (all, heap, mapped, fits) = plan(4 << 30);
+    assert!(fits && heap > 0 && mapped == 0);
+    assert_eq!(plan(all), (all, heap, 0, true));
+    let (less, none, mapped, fits) = plan(all - 1);
+    assert!(fits && none == 0 && mapped > 0 && less < all, "{less} of {all}, {mapped} mapped");
+}
+
 /// Oracle: the file system. What steps taught is written where not all experts have room, and nowhere else; a file that is damaged is replaced,
 /// and a folder that can't be had is no reason to fail.
 #[test]

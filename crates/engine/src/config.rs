@@ -6,7 +6,7 @@ use strata_backend::KvFormat;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExpertHome {
-    /// In the heap if a device reads experts that have no room on it, else mapped.
+    /// In the heap if a device reads experts that have no room on it and memory has room for them, else mapped.
     #[default]
     Auto,
     /// Read in place from the mapped model file; the page cache decides what stays.

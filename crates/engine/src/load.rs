@@ -177,7 +177,15 @@ fn prepare<B: Build>(
             Some(experts) if config.experts == ExpertHome::Mapped => {
                 describe_with(window, experts, Place::Mapped)
             }
-            Some(experts) => describe_with(window, experts, Place::Heap),
+            Some(experts) => {
+                let heap = describe_with(window, experts.clone(), Place::Heap)?;
+                match config.experts {
+                    ExpertHome::Auto if heap.0.check(limits).is_err() => {
+                        describe_with(window, experts, Place::Mapped)
+                    }
+                    _ => Ok(heap),
+                }
+            }
         }
     };
     let window = match config.window {

@@ -47,8 +47,7 @@ impl Plan {
             }
         }
         biggest.truncate(3);
-        let with_device = self.bytes(Place::Device) > 0;
-        Err(PlanError { place, with_device, needed, limits: limits.clone(), biggest, categories })
+        Err(PlanError { place, needed, limits: limits.clone(), biggest, categories })
     }
 
     /// Bytes of mapped pages that can't stay in memory beside the plan's anonymous memory, and will be read again
@@ -64,8 +63,6 @@ impl Plan {
 pub struct PlanError {
     /// Where it does not fit.
     pub place: Place,
-    /// Whether it has memory of a device too.
-    pub with_device: bool,
     /// What the plan has there, bytes; `u64::MAX` where the sum is larger.
     pub needed: u64,
     /// What there is.

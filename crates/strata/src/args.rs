@@ -148,12 +148,15 @@ pub struct EngineFlags {
     /// How keys and values are stored: f32 or f16 [default: f16]
     #[arg(long, value_name = "FORMAT", value_parser = crate::config::kv_format, help_heading = "Engine")]
     pub kv: Option<KvFormat>,
-    /// Where routed experts live that a GPU has no room for: mapped (read in place from the file, nothing is copied at start), heap (copied at start), or auto: in the heap beside a GPU, else mapped [default: auto]
+    /// Where routed experts live that a GPU has no room for: mapped (read in place from the file, nothing is copied at start), heap (copied at start), or auto: in the heap beside a GPU, if there is room, else mapped [default: auto]
     #[arg(long, value_name = "HOME", value_parser = crate::config::expert_home, help_heading = "Engine")]
     pub experts: Option<ExpertHome>,
     /// Where to compute: cpu, cuda:N, or auto: a GPU if there is one that the model fits [default: auto]
     #[arg(long, value_name = "DEVICE", help_heading = "Engine")]
     pub device: Option<Device>,
+    /// Act as if this machine had only so much memory, e.g. 32G
+    #[arg(long, value_name = "SIZE", value_parser = crate::config::size, allow_negative_numbers = true, help_heading = "Engine")]
+    pub ram_limit: Option<u64>,
     /// Act as if the GPU had only so much memory, e.g. 12G
     #[arg(long, value_name = "SIZE", value_parser = crate::config::size, allow_negative_numbers = true, help_heading = "Engine")]
     pub vram_limit: Option<u64>,
@@ -471,6 +474,7 @@ impl EngineFlags {
         settings.kv = self.kv;
         settings.experts = self.experts;
         settings.device = self.device;
+        settings.ram_limit = self.ram_limit;
         settings.vram_limit = self.vram_limit;
         settings.vram_reserve = self.vram_reserve;
         settings.expert_cache = self.expert_cache;

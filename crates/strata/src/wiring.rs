@@ -13,7 +13,7 @@ use strata_cuda::driver::Device as Gpu;
 use strata_cuda::{Cuda, ExpertCache, Room, Stagers};
 use strata_engine::{Engine, EngineConfig, EngineError, ExpertHome, Planned, Readers};
 use strata_model::Model;
-use strata_plan::{Category, Limits, Place, PlanError};
+use strata_plan::{Bytes, Category, Item, Limits, Place, Plan, PlanError};
 use strata_topology::{Assignment, Role, Topology, refusal, spawn};
 
 use crate::config::{Config, Device};
@@ -58,7 +58,7 @@ impl Machine {
         let assignment =
             assigned.map_err(|why| Failure::usage(format!("{}: {why}", config.name("threads"))))?;
         tracing::info!("{assignment}");
-        Ok(Machine { assignment, limits: limits(&topology), notes, models: Mutex::default() })
+        Ok(Machine { assignment, limits: limits(&topology, config), notes, models: Mutex::default() })
     }
 
     /// What memory there is.
@@ -196,7 +196,9 @@ impl Machine {
             Builder::Cpu(cpu) => Engine::plan(model, &config.engine, &self.limits, &cpu),
             Builder::Cuda(cuda) => Engine::plan(model, &config.engine, &self.limits, &*cuda),
         };
-        planned.map_err(|error| asked.refused(error))
+        let planned = planned.map_err(|error| asked.refused(error))?;
+        note_mapped(&planned.plan, config);
+        Ok(planned)
     }
 
     /// Loads a model, with a progress bar over what has to be copied. `engine` may differ from the configuration's own, and
@@ -225,7 +227,9 @@ impl Machine {
         if interrupt::raised() {
             return Err(Failure::Interrupted);
         }
-        loaded.map_err(|error| asked.refused(error))
+        let loaded = loaded.map_err(|error| asked.refused(error))?;
+        note_mapped(loaded.planned(), config);
+        Ok(loaded)
     }
 
     /// Why work failed: if a model's file has changed meanwhile, then that is why, whatever it led to.
@@ -290,7 +294,7 @@ impl Asked {
             let advice = match category {
                 Category::Cache => self.less,
                 Category::Window | Category::Scratch => "lower --window",
-                Category::Experts if error.place == Place::Device || error.with_device => "give --device cpu",
+                Category::Experts if error.place == Place::Device => "give --device cpu",
                 Category::Experts => "give --experts mapped",
                 Category::Weights | Category::Table | Category::Recurrent => continue,
             };
@@ -307,14 +311,32 @@ impl Asked {
 }
 
 /// What the plan is checked against.
-fn limits(topology: &Topology) -> Limits {
+fn limits(topology: &Topology, config: &Config) -> Limits {
     let memory = topology.memory();
-    let Some(available) = memory.usable() else {
-        return Limits { available: u64::MAX, total: u64::MAX, source: "nothing known".into() };
+    let group_is_tighter = memory.available.is_none_or(|machine| memory.usable() < Some(machine));
+    let (available, total, source) = match (memory.usable(), group_is_tighter) {
+        (None, _) => (u64::MAX, u64::MAX, "nothing known"),
+        (Some(available), true) => (available, memory.ceiling().unwrap_or(available), "the control group"),
+        (Some(available), false) => (available, memory.ceiling().unwrap_or(available), "this machine"),
     };
-    let group_is_tighter = memory.available.is_none_or(|machine| available < machine);
-    let source = if group_is_tighter { "the control group" } else { "this machine" };
-    Limits { available, total: memory.ceiling().unwrap_or(available), source: source.into() }
+    match config.ram_limit {
+        Some(limit) if limit < available => {
+            Limits { available: limit, total: total.min(limit), source: config.name("ram_limit") }
+        }
+        _ => Limits { available, total, source: source.into() },
+    }
+}
+
+/// Says so if the experts that a GPU leaves stay in the file though nobody asked for that.
+fn note_mapped(plan: &Plan, config: &Config) {
+    let experts = |item: &&Item| item.category == Category::Experts && item.place == Place::Mapped;
+    let mapped: u64 = plan.items().iter().filter(experts).map(|item| item.bytes).sum();
+    if config.engine.experts == ExpertHome::Auto && plan.device_bytes() > 0 && mapped > 0 {
+        warn(format_args!(
+            "memory has no room for the {} of experts that the GPU leaves: they stay in the file, and the page cache decides which of them are read again",
+            Bytes(mapped)
+        ));
+    }
 }
 
 /// Runs `work` on a thread of its own that has the driver's role, and waits for it.
@@ -360,7 +382,7 @@ mod tests {
         beside.item(Category::Experts, "routed experts", Place::Heap, 900);
         beside.device(Category::Weights, "dense weights", 1);
         let said = sentence(&beside, &context);
-        assert!(said.ends_with("; give --device cpu"), "{said}");
+        assert!(said.ends_with("; give --experts mapped"), "{said}");
         let mut states = Plan::new();
         states.item(Category::Recurrent, "states", Place::Heap, 900);
         let said = sentence(&states, &context);

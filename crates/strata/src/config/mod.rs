@@ -59,6 +59,8 @@ pub struct Config {
     pub threads: Option<usize>,
     /// Where the model is computed.
     pub device: Device,
+    /// Bytes of memory to act as if there were no more.
+    pub ram_limit: Option<u64>,
     /// Bytes of a GPU's memory to act as if there were no more.
     pub vram_limit: Option<u64>,
     /// Experts that a GPU keeps in its own memory.
@@ -146,6 +148,7 @@ impl Config {
             },
             threads,
             device: settings.device.unwrap_or_default(),
+            ram_limit: settings.ram_limit,
             vram_limit: settings.vram_limit,
             expert_cache: settings.expert_cache.unwrap_or_default(),
             cpu_experts: settings.cpu_experts.is_none_or(Switch::is_on),

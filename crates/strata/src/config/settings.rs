@@ -124,6 +124,8 @@ settings! {
     experts: ExpertHome, "STRATA_EXPERTS", "auto, mapped or heap", |word| expert_home(word).ok(), plain;
     /// Where the model is computed.
     device: Device, "STRATA_DEVICE", "auto, cpu or cuda:N", parsed, |value| parsed(value.as_str()?);
+    /// Bytes of memory to act as if there were no more.
+    ram_limit: u64, "STRATA_RAM_LIMIT", SIZE, |text| size(text).ok(), |value| size(value.as_str()?).ok();
     /// Bytes of a GPU's memory to act as if there were no more.
     vram_limit: u64, "STRATA_VRAM_LIMIT", SIZE, |text| size(text).ok(), |value| size(value.as_str()?).ok();
     /// Bytes of a GPU's memory to leave to others.

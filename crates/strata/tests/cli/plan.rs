@@ -59,6 +59,16 @@ fn reads_well() {
     }
 }
 
+/// Oracle: the flag. Too little memory is refused with the flag that says so, and what is enough isn't.
+#[test]
+fn less_memory_may_be_acted() {
+    let plan = |limit: &str| Place::new().run(&["plan", &pebble(), "--device", "cpu", "--ram-limit", limit]);
+    let short = plan("1M");
+    assert_eq!(short.code, Some(1));
+    assert!(short.err.contains("too much: --ram-limit leaves 1 MiB of 1 MiB"), "{}", short.err);
+    assert!(plan("4G").well().contains("fits: "));
+}
+
 /// Oracle: the model's own limit.
 #[test]
 fn a_context_beyond_the_model_is_refused() {
