@@ -161,7 +161,7 @@ pub struct EngineFlags {
     #[arg(long, value_name = "SIZE", value_parser = crate::config::size, allow_negative_numbers = true, help_heading = "Engine")]
     pub vram_limit: Option<u64>,
     /// GPU memory to leave to others [default: 256M]
-    #[arg(long, value_name = "SIZE", value_parser = crate::config::size, allow_negative_numbers = true, help_heading = "Engine")]
+    #[arg(long, value_name = "SIZE", value_parser = crate::config::size_or_none, allow_negative_numbers = true, help_heading = "Engine")]
     pub vram_reserve: Option<u64>,
     /// Experts that the GPU keeps in its own memory: a number, or a size with its unit, e.g. 4G [default: as many as there is room for]
     #[arg(long, value_name = "N|SIZE|auto", value_parser = crate::config::expert_cache, allow_negative_numbers = true, help_heading = "Engine")]

@@ -6,7 +6,7 @@
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use strata_cpu::{Cpu, CpuHostExperts};
 use strata_cuda::driver::Device as Gpu;
@@ -114,10 +114,19 @@ impl Machine {
                 ("expert_cache", config.expert_cache != ExpertCache::Auto),
                 ("stagers", config.was_given("stagers")),
                 ("ring", config.was_given("ring")),
+                ("vram_limit", config.was_given("vram_limit")),
+                ("vram_reserve", config.was_given("vram_reserve")),
             ];
-            for (key, _) in given.into_iter().filter(|(_, given)| *given) {
-                warn(format_args!("{}: it has no effect, for all is computed on the CPU", config.name(key)));
-            }
+            // Once, however many models there are.
+            static SAID: Once = Once::new();
+            SAID.call_once(|| {
+                for (key, _) in given.into_iter().filter(|(_, given)| *given) {
+                    warn(format_args!(
+                        "{}: it has no effect, for all is computed on the CPU",
+                        config.name(key)
+                    ));
+                }
+            });
         }
         Ok(builder)
     }

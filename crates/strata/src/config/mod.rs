@@ -22,7 +22,9 @@ use strata_topology::Assignment;
 pub use environment::Environment;
 pub use settings::Settings;
 use settings::read_file;
-pub use words::{Bias, Device, Level, Switch, expert_cache, expert_home, kv_format, size, whole};
+pub use words::{
+    Bias, Device, Level, Switch, expert_cache, expert_home, kv_format, size, size_or_none, whole,
+};
 
 use crate::failure::Failure;
 

@@ -12,7 +12,9 @@ use strata_engine::ExpertHome;
 use toml::{Spanned, Value};
 
 use super::environment::Environment;
-use super::words::{Bias, CACHE, Device, Level, Switch, WHOLE, expert_cache, expert_home, kv_format, size};
+use super::words::{
+    Bias, CACHE, Device, Level, Switch, WHOLE, expert_cache, expert_home, kv_format, size, size_or_none,
+};
 use crate::failure::Failure;
 
 const NUMBER: &str = "a number";
@@ -129,7 +131,7 @@ settings! {
     /// Bytes of a GPU's memory to act as if there were no more.
     vram_limit: u64, "STRATA_VRAM_LIMIT", SIZE, |text| size(text).ok(), |value| size(value.as_str()?).ok();
     /// Bytes of a GPU's memory to leave to others.
-    vram_reserve: u64, "STRATA_VRAM_RESERVE", SIZE, |text| size(text).ok(), |value| size(value.as_str()?).ok();
+    vram_reserve: u64, "STRATA_VRAM_RESERVE", SIZE, |text| size_or_none(text).ok(), |value| size_or_none(value.as_str()?).ok();
     /// Experts that a GPU keeps in its own memory.
     expert_cache: ExpertCache, "STRATA_EXPERT_CACHE", CACHE, |text| expert_cache(text).ok(), cache;
     /// Whether the CPU computes a share of the experts that a GPU has no room for.
@@ -166,9 +168,16 @@ settings! {
     think: Switch, "STRATA_THINK", SWITCH, parsed, switch;
 }
 
+/// Bytes of a configuration file, at most.
+const LONGEST: u64 = 1 << 20;
+
 /// Reads a configuration file.
 pub fn read_file(path: &Path) -> Result<Settings, Failure> {
     let failed = |why: String| Failure::usage(format!("the configuration file {}: {why}", path.display()));
+    let found = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?;
+    if !found.is_file() || found.len() > LONGEST {
+        return Err(failed(format!("it is no regular file of at most {} KiB", LONGEST >> 10)));
+    }
     let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
     let line = |span: Range<usize>| text.bytes().take(span.start).filter(|&byte| byte == b'\n').count() + 1;
     let table: BTreeMap<Spanned<String>, Value> = toml::from_str(&text).map_err(|error| {

@@ -141,12 +141,16 @@ pub fn expert_home(word: &str) -> Result<ExpertHome, String> {
     word_of(word)
 }
 
+/// Reads a size.
+pub fn size_or_none(text: &str) -> Result<u64, String> {
+    text.parse().map(|Bytes(bytes)| bytes).map_err(|why| why.to_string())
+}
+
 /// Reads a size that is not nothing.
 pub fn size(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(Bytes(0)) => Err("it must be at least 1 byte".into()),
-        Ok(Bytes(bytes)) => Ok(bytes),
-        Err(why) => Err(why.to_string()),
+    match size_or_none(text)? {
+        0 => Err("it must be at least 1 byte".into()),
+        bytes => Ok(bytes),
     }
 }
 

@@ -44,8 +44,35 @@ fn mistakes_are_usage_errors() {
     place.run(&["plan", &model, "--config", &zero]).badly(2, &["zero.toml", "`context`", "at least 1"]);
     let large = place.write("large.toml", "context = 513\n");
     place.run(&["plan", &model, "--config", &large]).badly(2, &["large.toml", "`context`", "513", "512"]);
+    place.run(&["plan", &model, "--config", "/dev/zero"]).badly(2, &["/dev/zero", "regular file"]);
     place.set("STRATA_THREADS", "many");
     place.run(&["plan", &model]).badly(2, &["STRATA_THREADS", "many"]);
+}
+
+/// Oracle: the flags. What has no effect on a CPU is said, each once, whatever the number of models; a reserve of nothing is one.
+#[test]
+fn what_has_no_effect_is_said_once() {
+    let mut place = Place::new();
+    let (model, text) = (golden("tiny/tiny.gguf"), place.write("text", &"the sea is wide ".repeat(40)));
+    let flags = [
+        "--stagers",
+        "2",
+        "--ring",
+        "1M",
+        "--vram-limit",
+        "1G",
+        "--vram-reserve",
+        "0",
+        "--cpu-experts",
+        "on",
+    ];
+    let args =
+        ["eval", &model, &text, "--windows", "1", "--context", "32", "--against", &model, "--device", "cpu"];
+    place.set("STRATA_RANKING", "on");
+    let said = place.run(&[&args[..], &flags].concat()).err;
+    for name in ["--stagers", "--ring", "--vram-limit", "--vram-reserve", "--cpu-experts", "STRATA_RANKING"] {
+        assert_eq!(said.matches(&format!("{name}: it has no effect")).count(), 1, "{name} in {said}");
+    }
 }
 
 /// Oracle: no escape character where nobody sees colours.
