@@ -131,7 +131,8 @@ impl Policy {
 
     /// Plans, if it is time to: meant to be asked while the GPU has a step to do, and nobody else waits for the host.
     pub(super) fn plan(&mut self, slots: &Slots, held: impl FnOnce() -> BTreeSet<ExpertId>) {
-        if self.steps < PLANNED || self.exchanges != Exchanges::Learned {
+        // At most nothing: no exchange can be under way.
+        if self.steps < PLANNED || self.most == 0 || self.exchanges != Exchanges::Learned {
             return;
         }
         self.steps = 0;
@@ -260,6 +261,10 @@ mod tests {
         policy.steps = PLANNED;
         policy.plan(&slots, || held.clone());
         assert_eq!(policy.next(&slots, &held), None);
+        // Where nothing can move nobody looks.
+        policy.most = 0;
+        policy.steps = PLANNED;
+        policy.plan(&slots, || panic!("nothing can move"));
     }
 
     /// Oracle: the conditions of an exchange; nothing that is held.
