@@ -53,7 +53,7 @@ fn mistakes_are_usage_errors() {
 #[test]
 fn what_has_no_effect_is_said_once() {
     let mut place = Place::new();
-    let (model, text) = (golden("tiny/tiny.gguf"), place.write("text", &"the sea is wide ".repeat(40)));
+    let (model, text) = (golden("tiny/tiny.gguf"), place.write("text", "the sea is wide ".repeat(40)));
     let flags = [
         "--stagers",
         "2",
