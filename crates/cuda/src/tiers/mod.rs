@@ -241,6 +241,28 @@ fn spares(slots: &Slots, bytes: u64) -> BTreeMap<u64, usize> {
     spares
 }
 
+/// What stages experts through a ring of `room` bytes, of which a few rows' experts take `fetched`.
+fn staging(
+    context: &Context,
+    copies: &Stream,
+    (store, roster): (&Arc<ExpertStore>, &Roster),
+    stagers: Option<Stagers>,
+    [room, fetched]: [usize; 2],
+) -> Result<Staging, BackendError> {
+    let Some(stagers) = stagers else {
+        return Err(failed("some experts are in memory that it can't read, and nothing stages them"));
+    };
+    if room < fetched {
+        return Err(failed(format!(
+            "experts that it can't read need {} of its memory to pass through, of which {} are left: give it more, or --experts heap",
+            Bytes(fetched as u64),
+            Bytes(room as u64)
+        )));
+    }
+    let longest = roster.layers().iter().map(|layer| layer.bytes as usize).max().unwrap_or(0);
+    Staging::new(context, copies.share(), store, longest, stagers)
+}
+
 /// Where a layer's routing leaves what it chooses, if not where every layer does.
 #[derive(Default)]
 pub(crate) struct Choices {
@@ -337,23 +359,9 @@ impl Tiers {
             None => None,
             Some(region) => {
                 let copies = Stream::new(context).map_err(failed)?;
-                let longest = roster.layers().iter().map(|layer| layer.bytes as usize).max().unwrap_or(0);
-                let staging = match stagers.filter(|_| staged) {
-                    Some(stagers) => Some(Staging::new(context, copies.share(), store, longest, stagers)?),
-                    None if staged => {
-                        return Err(failed(
-                            "some experts are in memory that it can't read, and nothing stages them",
-                        ));
-                    }
-                    None => None,
-                };
-                if staged && region.bytes() < fetched {
-                    return Err(failed(format!(
-                        "experts that stay in the file need {} of its memory to pass through, of which {} are left: give it more, or --experts heap",
-                        Bytes(fetched as u64),
-                        Bytes(region.bytes() as u64)
-                    )));
-                }
+                let room = [region.bytes(), fetched];
+                let staging = staged.then(|| staging(context, &copies, (store, &roster), stagers, room));
+                let staging = staging.transpose()?;
                 let (chunks, addresses) = ring::cut(place(region), &host, &at, &|id| copy(id).bytes);
                 let room = (place(region), tables.range(2 * count..2 * count + width));
                 let (copies, table) =
