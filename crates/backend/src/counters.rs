@@ -82,6 +82,14 @@ pub struct HostCount {
     pub nanos: u64,
 }
 
+impl HostCount {
+    fn merge(&mut self, other: HostCount) {
+        self.asked += other.asked;
+        self.experts += other.experts;
+        self.nanos += other.nanos;
+    }
+}
+
 /// Routed experts of a device that keeps some of them in its own memory, and reads the others from beside it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct ExpertCount {
@@ -144,10 +152,7 @@ impl Counters {
             count.nanos += other.nanos;
             count.bytes += other.bytes;
         }
-        let HostCount { asked, experts, nanos } = other.host;
-        self.host.asked += asked;
-        self.host.experts += experts;
-        self.host.nanos += nanos;
+        self.host.merge(other.host);
     }
 
     /// All families' time, nanoseconds.

@@ -304,16 +304,10 @@ impl CudaBackend {
             false => ring.lend(&self.stream).map_err(failed)?,
         }
         let wanted = desk.as_mut().filter(|_| ring.stages()).map(|desk| (desk.wanted(layer), desk));
-        let of = (self.routing.params(&self.spec.shape.moe).unit_expert, units);
+        let moe = self.spec.shape.moe;
+        let of = (self.routing.params(&moe).unit_expert, units, moe.experts);
         let asks = wanted.as_ref().map(|(wanted, _)| *wanted);
-        let fetched = self.kernels.fetch.all(
-            &self.stream,
-            slots,
-            (of.0, of.1, self.spec.shape.moe.experts),
-            *device,
-            ring.room(),
-            asks,
-        );
+        let fetched = self.kernels.fetch.all(&self.stream, slots, of, *device, ring.room(), asks);
         let fetched = fetched.map_err(Failed::from)?;
         if let Some((_, desk)) = wanted {
             let bring = Asked::Bring(layer, slots.layout.bytes);

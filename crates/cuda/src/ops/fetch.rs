@@ -39,8 +39,7 @@ impl Fetch {
     }
 
     /// Brings the experts of all units to `room`, if there is room for them, and says where kernels find them then: at the places of the units, or of the
-    /// experts, of whichever there are fewer. Those that it can't read it
-    /// asks the host for, where `wanted` says.
+    /// experts, of whichever there are fewer. Those that it can't read it asks the host for, where `wanted` says.
     pub(crate) fn all(
         &self,
         stream: &Stream,

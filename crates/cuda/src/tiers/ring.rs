@@ -250,17 +250,17 @@ impl Ring {
     /// Brings experts that the GPU can't read, of `bytes` bytes each, to these places of the ring, which was lent, and sleeps until they are there.
     pub(super) fn bring(
         &mut self,
-        experts: impl Iterator<Item = (ExpertId, usize)>,
+        experts: impl Iterator<Item = (ExpertId, usize)> + Clone,
         bytes: usize,
     ) -> Result<(), BackendError> {
-        let most = self.memory.len() / bytes.max(1);
-        let place = |(id, place): (ExpertId, usize)| {
-            // What a GPU says that went wrong.
-            let at = (place < most).then(|| self.memory.range(place * bytes..(place + 1) * bytes));
-            let at = at.ok_or_else(|| failed(format!("it wants an expert at place {place} of {most}")))?;
-            Ok((id, To { at, chunk: None, begins: None, arrived: None }))
-        };
-        let experts = experts.map(place).collect::<Result<Vec<_>, BackendError>>()?;
+        let (memory, most) = (self.memory, self.memory.len() / bytes.max(1));
+        // What a GPU says that went wrong.
+        if let Some((_, place)) = experts.clone().find(|&(_, place)| place >= most) {
+            return Err(failed(format!("it wants an expert at place {place} of {most}")));
+        }
+        let to = |place: usize| memory.range(place * bytes..(place + 1) * bytes);
+        let experts =
+            experts.map(|(id, place)| (id, To { at: to(place), chunk: None, begins: None, arrived: None }));
         let staging = self.staging.as_mut().ok_or_else(|| failed("it wants experts that it can read"))?;
         staging.bring(experts)
     }
@@ -272,19 +272,16 @@ impl Ring {
         }
         self.places.iter().try_for_each(|place| place.used.record(compute))?;
         (self.next, self.ahead, self.lent) = (chunk, chunk, false);
-        let Some(staging) = &mut self.staging else { return Ok(()) };
         self.begun = chunk;
-        let of_chunk = |(number, chunk): (usize, &Chunk)| {
-            let (last, place) = (chunk.staged.len().wrapping_sub(1), &self.places[number % PLACES]);
-            let begins = || Begins { used: Arc::clone(&place.used), pieces: Arc::clone(&chunk.pieces) };
-            let to = |(i, &(id, at)): (usize, &(ExpertId, DeviceSlice<u8>))| {
-                let begins = (i == 0).then(begins);
+        let Ring { staging: Some(staging), chunks, places, .. } = self else { return Ok(()) };
+        let experts = chunks.iter().enumerate().skip(chunk).flat_map(|(number, chunk)| {
+            let (last, place) = (chunk.staged.len().wrapping_sub(1), &places[number % PLACES]);
+            chunk.staged.iter().enumerate().map(move |(i, &(id, at))| {
+                let begins = || Begins { used: Arc::clone(&place.used), pieces: Arc::clone(&chunk.pieces) };
                 let arrived = (i == last).then(|| Arc::clone(&place.arrived));
-                (id, To { at, chunk: Some(number), begins, arrived })
-            };
-            chunk.staged.iter().enumerate().map(to).collect::<Vec<_>>()
-        };
-        let experts = self.chunks.iter().enumerate().skip(chunk).flat_map(of_chunk);
+                (id, To { at, chunk: Some(number), begins: (i == 0).then(begins), arrived })
+            })
+        });
         staging.begin(experts, chunk).map_err(Failed)
     }
 

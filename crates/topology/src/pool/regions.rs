@@ -209,6 +209,12 @@ impl<V: Variant> Regions<V> {
         }
     }
 
+    /// How many sleep, or are about to.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(super) fn asleep(&self) -> u32 {
+        self.sleepers.0.fetch_add(0, Ordering::AcqRel)
+    }
+
     /// A step begins: workers may spin between its regions.
     pub(super) fn begin_step(&self) {
         self.front.0.stepping.store(true, Ordering::Relaxed);

@@ -226,22 +226,31 @@ fn workers_do_not_inherit_a_pin() {
     assert_eq!(pinned.unwrap().join().unwrap(), compute);
 }
 
-/// Oracle: that all tasks run. Workers that are woken for nothing, before a region, while it runs, and outside a step, lose no call.
+/// Whether so many workers sleep at some time within so many milliseconds.
+fn sleeps(regions: &Regions, workers: u32, milliseconds: u32) -> bool {
+    (0..milliseconds).any(|_| {
+        let found = regions.asleep() == workers;
+        if !found {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        found
+    })
+}
+
+/// Oracle: who sleeps. A worker that sleeps in a step is awake after it was roused, for as long as it may spin.
 #[test]
-fn roused_workers_lose_no_region() {
-    let pool = pool(2);
-    for round in 0..200usize {
-        if round % 3 > 0 {
-            pool.begin_step();
-        }
-        pool.rouse();
-        let ran = AtomicUsize::new(0);
-        pool.run(16, &|_, _| _ = ran.fetch_add(1, Ordering::Relaxed));
-        pool.rouse();
-        assert_eq!(ran.into_inner(), 16);
-        if round % 5 == 0 {
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        pool.end_step();
-    }
+fn roused_workers_are_awake() {
+    let regions: Regions = Regions::new(1);
+    std::thread::scope(|scope| {
+        regions.begin_step();
+        scope.spawn(|| regions.serve(1, Duration::from_millis(100)));
+        let slept = sleeps(&regions, 1, 5000);
+        // Whoever looks may be late.
+        let awake = (0..20).any(|_| {
+            regions.rouse();
+            sleeps(&regions, 0, 90)
+        });
+        regions.stop();
+        assert!(slept && awake, "slept {slept}, awake {awake}");
+    });
 }
