@@ -1,6 +1,6 @@
 //! The trait that a backend implements.
 
-use crate::{Buffer, Checkpoint, Counters, Op, SeqSlot, Span};
+use crate::{Buffer, Checkpoint, Counters, Largest, Op, SeqSlot, Span};
 
 /// A point in the order of submitted ops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,22 +32,6 @@ pub enum BackendError {
     },
 }
 
-/// The most values of a row that [`Backend::largest`] is asked for.
-pub const MOST_LARGEST: usize = 128;
-
-/// Which values of a buffer are wanted: the largest of each row, first to last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Largest {
-    /// The buffer's first rows.
-    pub rows: usize,
-    /// Values in a row.
-    pub width: usize,
-    /// How many of a row, at most [`MOST_LARGEST`].
-    pub count: usize,
-    /// Whether zeros of either sign are equal; else the negative one is less.
-    pub zeros_alike: bool,
-}
-
 /// A machine that computes ops in the order of their submission.
 ///
 /// Weights and buffers exist before the first op; nothing is allocated after.
@@ -76,14 +60,16 @@ pub trait Backend: Send {
     /// Waits for all ops and copies floats out of a buffer, starting at its `first` float.
     fn read(&mut self, buffer: Buffer, first: usize, out: &mut [f32]) -> Result<(), BackendError>;
 
-    /// Waits for all ops and finds the largest values of rows, of equal ones those of the lower index first: `[rows][count]` indices and
-    /// values. The first of a row that has values that aren't finite is NaN, and the others are whatever they are. False, and nothing is
-    /// written, where the backend has no way to that is faster than [`Backend::read`].
+    /// Waits for all ops and finds the largest values of rows of logits, adjusted and masked, of equal ones those of the lower index first:
+    /// `[rows][count]` indices and values; and, unless `masses` is empty, the sum of each row's [`crate::mass`]. The first of a row with
+    /// logits that aren't finite is NaN, and its others and its mass are whatever they are. False, and nothing is written, where the
+    /// backend has no way to that is faster than [`Backend::read`], or not for so many adjustments.
     fn largest(
         &mut self,
         _buffer: Buffer,
-        _wanted: Largest,
+        _wanted: Largest<'_>,
         _out: &mut [(u32, f32)],
+        _masses: &mut [u64],
     ) -> Result<bool, BackendError> {
         Ok(false)
     }

@@ -14,7 +14,7 @@ use strata_residency::{ExpertId, ExpertStore, LayerSource};
 use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, PinnedMemory, Stream};
 use crate::inputs::{Ids, Inputs};
 use crate::memory::{self, Described};
-use crate::ops::{self, Columns, Kernels, Left, LeftExperts, OpError, Routing};
+use crate::ops::{self, Columns, Kernels, Left, LeftExperts, OpError, Routing, SorterRoom};
 use crate::recording::{self, Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
@@ -208,8 +208,8 @@ pub(crate) struct CudaBackend {
     /// What is left of the room that stays: for the shared expert of a few rows, which is computed aside.
     kept: Scratch,
     buffers: Vec<DeviceSlice<f32>>,
-    /// Of the largest logits, on their way to the host.
-    pub(crate) ranks: PinnedMemory<u64>,
+    /// Of the largest logits and masses, on their way to the host.
+    pub(crate) found: PinnedMemory<u64>,
     timed: Vec<Timed>,
     spare: Vec<Event>,
     counters: Counters,
@@ -271,6 +271,7 @@ impl CudaBackend {
         }
         let mut kept = Scratch::of(memory.part(described.kept.offset(), described.kept.bytes()));
         let buffers = described.buffers.iter().map(|region| memory.part(region.offset(), region.bytes() / 4));
+        let [.., found] = SorterRoom::sizes(spec.shape.vocab, spec.sequences, MOST_LARGEST);
         let routing = Routing::new(&spec, &mut kept);
         routing.start(&stream).map_err(failed)?;
         Ok(CudaBackend {
@@ -292,7 +293,7 @@ impl CudaBackend {
             rope,
             scratch: memory.part(described.scratch.offset(), described.scratch.bytes()),
             buffers: buffers.collect(),
-            ranks: PinnedMemory::new(&context, spec.sequences * MOST_LARGEST).map_err(failed)?,
+            found: PinnedMemory::new(&context, found).map_err(failed)?,
             timed: Vec::new(),
             spare: Vec::new(),
             counters: Counters::default(),
@@ -645,13 +646,14 @@ impl Backend for CudaBackend {
     fn largest(
         &mut self,
         buffer: Buffer,
-        wanted: Largest,
+        wanted: Largest<'_>,
         out: &mut [(u32, f32)],
+        masses: &mut [u64],
     ) -> Result<bool, BackendError> {
         self.context.enter().map_err(failed)?;
         self.flush()?;
         self.tiers.bring_choices(&self.stream)?;
-        let done = self.largest_of(buffer, wanted, out)?;
+        let done = self.largest_of(buffer, wanted, out, masses)?;
         self.finish().map(|()| done)
     }
 

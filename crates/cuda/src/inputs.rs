@@ -2,10 +2,11 @@
 //! recorded work can be replayed.
 
 use bytemuck::{Pod, Zeroable};
-use strata_backend::{BackendError, Checkpoint, Span, Spec, check_spans};
+use strata_backend::{BackendError, Checkpoint, LogitRow, Span, Spec, check_spans};
 use strata_plan::{Category, Place, Plan, Region};
 
 use crate::driver::{Context, DeviceMemory, DeviceSlice, DriverError, Stream, Turns};
+use crate::ops::{Item, Logits};
 use crate::state::State;
 use crate::{Failed, failed};
 
@@ -62,6 +63,7 @@ pub(crate) struct InputRegions {
     rows: Region,
     versions: Region,
     portions: Region,
+    logit_items: Region,
 }
 
 /// Bytes of a row of an n-gram table, at most: f32.
@@ -87,9 +89,10 @@ impl InputRegions {
             rows: region(size_of::<Row>(), rows),
             versions: region(4 * spec.layers.len(), spec.sequences),
             portions: region(size_of::<Portion>(), portions(spec)),
+            logit_items: region(size_of::<Item>(), spec.sequences * Logits::most_items(spec.shape.vocab)),
         };
-        // Two pinned buffers each, and what was brought last.
-        let on_host = 3 * (plan.device_bytes() - before) as u64;
+        // Two pinned buffers each, and what was brought last; and items to be brought.
+        let on_host = (3 * (plan.device_bytes() - before) + regions.logit_items.bytes()) as u64;
         plan.item(Category::Window, "inputs on the host", Place::Heap, on_host);
         regions
     }
@@ -140,6 +143,9 @@ pub(crate) struct Inputs {
     rows: Upload<Row>,
     versions: Upload<u32>,
     portions: Upload<Portion>,
+    logit_items: Upload<Item>,
+    /// The items of rows of logits, to be copied.
+    items: Vec<Item>,
     /// What is there: the spans, and the state's epoch.
     held: Option<(Vec<Span>, u64, OnDevice)>,
 }
@@ -168,6 +174,8 @@ impl Inputs {
             rows: upload(context, regions.rows, memory)?,
             versions: upload(context, regions.versions, memory)?,
             portions: upload(context, regions.portions, memory)?,
+            logit_items: upload(context, regions.logit_items, memory)?,
+            items: Vec::new(),
             held: None,
         })
     }
@@ -189,6 +197,17 @@ impl Inputs {
         bytes: &[u8],
     ) -> Result<DeviceSlice<u8>, BackendError> {
         Ok(self.table.put(stream, bytes).map_err(Failed::from)?)
+    }
+
+    /// What happens to rows of `width` logits.
+    pub(crate) fn logit_items(
+        &mut self,
+        stream: &Stream,
+        rows: &[LogitRow<'_>],
+        width: usize,
+    ) -> Result<DeviceSlice<Item>, BackendError> {
+        Logits::items(rows, width, &mut self.items);
+        Ok(self.logit_items.put(stream, &self.items).map_err(Failed::from)?)
     }
 
     /// The window, copied unless it is there already.

@@ -4,6 +4,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use strata_backend::mass;
 use strata_engine::Sampling;
 use strata_engine::sampling::{Sampler, Scratch, uniform};
 
@@ -16,7 +17,7 @@ fn main() {
     let logits: Vec<f32> = (0..VOCABULARY).map(|i| 6.0 * (draw(i) - 2.0) as f32).collect();
     let mut order: Vec<u32> = (0..VOCABULARY as u32).collect();
     order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
-    let largest: Vec<(u32, f32)> = order[..20].iter().map(|&t| (t, logits[t as usize])).collect();
+    let largest: Vec<(u32, f32)> = order[..128].iter().map(|&t| (t, logits[t as usize])).collect();
     let seen: Vec<u32> = (0..4096).collect();
     let few = Sampling { top_k: 20, top_p: 0.8, temperature: 0.7, ..Sampling::default() };
     let kinds = [
@@ -52,6 +53,12 @@ fn main() {
     }
     let mut sampler = Sampler::new(few, &seen);
     report("top-k 20, the largest given", &mut |position| {
-        black_box(sampler.choose_of(&largest, position)).expect("a token");
+        black_box(sampler.choose_of(&largest, 0, position)).expect("a token");
+    });
+    // As if nearly all of the mass were theirs.
+    let mass: u64 = largest.iter().map(|(_, logit)| mass(*logit, largest[0].1, 1.0)).sum();
+    let mut sampler = Sampler::new(Sampling { top_p: 0.95, ..Sampling::default() }, &seen);
+    report("top-p 0.95, the largest given", &mut |position| {
+        black_box(sampler.choose_of(&largest, mass + mass / 100, position)).expect("a token");
     });
 }

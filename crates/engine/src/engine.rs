@@ -7,14 +7,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strata_backend::{
-    Backend, Buffer, Checkpoint, Counters, Cut, Largest, MOST_LARGEST, SeqSlot, Spec, Window,
-};
+use strata_backend::{Backend, Buffer, Checkpoint, Counters, Cut, SeqSlot, Spec, Window};
 use strata_model::Model;
 use strata_model::ngram::ReadAhead;
 use strata_plan::Plan;
 use strata_residency::ExpertStore;
 
+use crate::choose::Found;
 use crate::error::EngineError;
 use crate::event::{Event, Reason, Request, SeqId};
 use crate::fault::finite;
@@ -59,12 +58,6 @@ pub type LogitSink<'s> = dyn FnMut(usize, &[f32]) + 's;
 /// Takes logits inside: the window's row, and its logits.
 type RowSink<'s> = dyn FnMut(u32, &[f32]) -> Result<(), EngineError> + 's;
 
-/// A row's logits, or as many of the largest as decide.
-enum Logits<'l> {
-    All(&'l [f32]),
-    Largest(&'l [(u32, f32)]),
-}
-
 /// The tokens that a sequence holds.
 fn held(sequences: &[Option<Sequence>], slot: usize) -> &[u32] {
     sequences[slot].as_ref().map_or(&[], |sequence| &sequence.tokens)
@@ -87,9 +80,7 @@ pub struct Engine {
     /// How long a prompt window may go on while other sequences wait for their next token.
     pub(crate) prompt_slice: Duration,
     pub(crate) logits: Vec<f32>,
-    /// The largest logits of the window's rows, and how many of each; 0 where all of them are in `logits`.
-    pub(crate) largest: Vec<(u32, f32)>,
-    pub(crate) few: usize,
+    pub(crate) found: Found,
     pub(crate) scratch: Scratch,
     pub(crate) binding: Option<Binding>,
 }
@@ -642,41 +633,7 @@ impl Engine {
                 events.push(Event::Read { seq, read: task.read, of: task.prompt.len() });
             }
         }
-        let (logits, mut scratch) = (std::mem::take(&mut self.logits), std::mem::take(&mut self.scratch));
-        let (few, largest) = (self.few, std::mem::take(&mut self.largest));
-        for (i, (_, slot)) in ends.into_iter().enumerate() {
-            let vocab = self.spec.shape.vocab;
-            let logits = match few {
-                0 => Logits::All(&logits[i * vocab..(i + 1) * vocab]),
-                few => Logits::Largest(&largest[i * few..(i + 1) * few]),
-            };
-            self.choose(slot, logits, &mut scratch, events);
-        }
-        (self.logits, self.largest, self.scratch) = (logits, largest, scratch);
-        Ok(())
-    }
-
-    /// Finds the largest logits of the rows in `ends`, as many of each as decide, unless a sampler needs all, or the backend has them read.
-    fn find_few(&mut self, ends: &[(u32, usize)]) -> Result<(), EngineError> {
-        let vocab = self.spec.shape.vocab;
-        let decided_by = |&(_, slot): &(u32, usize)| {
-            let task = self.sequence(slot).task.as_ref().filter(|task| task.constraint.is_none())?;
-            Some((task.sampler.decided_by()?.min(vocab), task.sampler.is_greedy()))
-        };
-        let all: Option<Vec<_>> = ends.iter().map(decided_by).collect();
-        let Some(all) = all else { return Ok(()) };
-        let count = all.iter().map(|(count, _)| *count).max().unwrap_or(0);
-        // Zeros are alike to those that take the largest, and to no others.
-        let greedy = all.iter().filter(|(_, greedy)| *greedy).count();
-        if count > MOST_LARGEST || (greedy > 0 && greedy < all.len()) {
-            return Ok(());
-        }
-        let wanted = Largest { rows: ends.len(), width: vocab, count, zeros_alike: greedy > 0 };
-        self.largest.resize(ends.len() * count, (0, 0.0));
-        if self.machine.backend.largest(self.buffers.work.logits, wanted, &mut self.largest)? {
-            self.few = count;
-        }
-        Ok(())
+        self.choose_all(&ends, events)
     }
 
     /// Takes the rows in `ends` to the head; which slots of the window have a last row that isn't finite, and why.
@@ -692,14 +649,13 @@ impl Engine {
         // Before the logits, which stay in the same place.
         let mut at = self.broken_ends(flight, silent)?;
         let mut broken = Vec::new();
-        self.few = 0;
+        self.found.clear();
         if !rows.is_empty() {
             self.graph.head(&rows, flight.run(&self.lookup), &mut |op| self.machine.submit(op))?;
-            self.find_few(ends)?;
+            self.find(ends)?;
         }
-        if self.few > 0 {
-            let first = self.largest.iter().step_by(self.few);
-            broken.extend(rows.iter().zip(first).filter(|(_, first)| first.1.is_nan()).map(|(row, _)| *row));
+        if let Some(found) = self.found.broken() {
+            broken.extend(rows.iter().zip(found).filter(|(_, broken)| *broken).map(|(row, _)| *row));
         } else if !rows.is_empty() {
             self.hand_over(&rows, &mut |row, logits| {
                 if !finite(logits) {
@@ -712,42 +668,7 @@ impl Engine {
         Ok(at.into_iter().map(|at| (flight.slots[at], self.blame(flight, at, end(at) as usize))).collect())
     }
 
-    /// Chooses a sequence's next token and tells it, or ends the answer.
-    fn choose(&mut self, slot: usize, logits: Logits<'_>, scratch: &mut Scratch, events: &mut Vec<Event>) {
-        let (seq, context) = (self.id(slot), self.spec.context);
-        let sequence = self.sequence_mut(slot);
-        let position = sequence.tokens.len();
-        let Some(task) = &mut sequence.task else { return };
-        if task.left == 0 {
-            return self.end(slot, Reason::Length, events);
-        }
-        let mask = task.constraint.as_mut().map(|c| c.mask());
-        let chosen = match logits {
-            Logits::All(logits) => task.sampler.choose(logits, position, mask, scratch),
-            Logits::Largest(largest) => task.sampler.choose_of(largest, position),
-        };
-        let choice = match chosen {
-            Ok(choice) => choice,
-            Err(error) => return self.end(slot, Reason::Failed(error.to_string()), events),
-        };
-        if task.stop.contains(&choice.token) {
-            return self.end(slot, Reason::Stop(choice.token), events);
-        }
-        if let Some(constraint) = &mut task.constraint {
-            constraint.accept(choice.token);
-        }
-        task.left -= 1;
-        task.next = Some(choice.token);
-        let left = task.left;
-        events.push(Event::Token { seq, token: choice.token, logprob: choice.logprob, top: choice.top });
-        if left == 0 {
-            self.end(slot, Reason::Length, events);
-        } else if position + 1 > context {
-            self.end(slot, Reason::Context, events);
-        }
-    }
-
-    fn end(&mut self, slot: usize, reason: Reason, events: &mut Vec<Event>) {
+    pub(crate) fn end(&mut self, slot: usize, reason: Reason, events: &mut Vec<Event>) {
         let seq = self.id(slot);
         self.sequence_mut(slot).task = None;
         events.push(Event::Done { seq, reason });
@@ -795,7 +716,7 @@ impl Engine {
         self.id(slot)
     }
 
-    fn id(&self, slot: usize) -> SeqId {
+    pub(crate) fn id(&self, slot: usize) -> SeqId {
         SeqId { slot: slot as u32, epoch: self.sequence(slot).epoch }
     }
 
@@ -811,11 +732,11 @@ impl Engine {
     }
 
     /// An occupied slot's sequence.
-    fn sequence(&self, slot: usize) -> &Sequence {
+    pub(crate) fn sequence(&self, slot: usize) -> &Sequence {
         self.sequences[slot].as_ref().expect("slots in use come from `index` or `slots_where`")
     }
 
-    fn sequence_mut(&mut self, slot: usize) -> &mut Sequence {
+    pub(crate) fn sequence_mut(&mut self, slot: usize) -> &mut Sequence {
         self.sequences[slot].as_mut().expect("slots in use come from `index` or `slots_where`")
     }
 

@@ -11,7 +11,7 @@ pub struct SeqId {
 
 /// Restricts the answer, token by token.
 pub trait Constraint: Send {
-    /// The tokens that may come next.
+    /// The tokens that may come next; asked for more than once, maybe.
     fn mask(&mut self) -> TokenMask<'_>;
     /// The token that came.
     fn accept(&mut self, token: u32);

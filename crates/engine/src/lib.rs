@@ -8,6 +8,7 @@
 //! [`strata_backend::Backend`].
 
 pub mod chat;
+mod choose;
 mod config;
 mod engine;
 mod error;

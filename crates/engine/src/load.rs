@@ -11,11 +11,12 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use strata_backend::{Buffer, BufferSpec, Build, Checkpoint, MOST_LARGEST, Shape, Spec};
+use strata_backend::{Buffer, BufferSpec, Build, Checkpoint, Shape, Spec};
 use strata_model::Model;
 use strata_plan::{Arena, Block, Category, Limits, Place, Plan, PlanError, Region, largest};
 use strata_residency::{ExpertId, ExpertStore, HostCopy};
 
+use crate::choose::Found;
 use crate::config::{EngineConfig, ExpertHome};
 use crate::engine::{Buffers, Engine};
 use crate::error::EngineError;
@@ -24,7 +25,7 @@ use crate::flight::Machine;
 use crate::graph::Work;
 use crate::lookup::Lookup;
 use crate::lower::{ExpertTensors, Lowered, lower};
-use crate::sampling::Scratch;
+use crate::sampling::{Sampler, Scratch};
 
 /// The context when none is asked for and the model allows more.
 const DEFAULT_CONTEXT: usize = 16_384;
@@ -130,8 +131,7 @@ impl Engine {
             buffers,
             store,
             logits,
-            largest: Vec::with_capacity(spec.sequences * MOST_LARGEST),
-            few: 0,
+            found: Found::new(spec.sequences),
             spec,
             scratch,
         })
@@ -306,9 +306,8 @@ fn place_buffers(plan: &mut Plan, model: &Model, spec: &Spec, logit_rows: usize)
     let (vocab, sequences) = (spec.shape.vocab, spec.sequences);
     let logits = logit_floats(spec, logit_rows) * size_of::<f32>();
     plan.item(Category::Window, "logits on the host", Place::Heap, logits as u64);
-    // Per sequence which tokens it has seen how often (a tree's nodes may be half empty).
-    let seen = 24 * vocab.min(spec.context) + MOST_LARGEST * size_of::<(u32, f32)>();
-    plan.item(Category::Window, "samplers", Place::Heap, (Scratch::bytes(vocab) + sequences * seen) as u64);
+    let each = Sampler::bytes(vocab.min(spec.context)) + Found::bytes();
+    plan.item(Category::Window, "samplers", Place::Heap, (Scratch::bytes(vocab) + sequences * each) as u64);
     Lookup::describe(model, spec, plan);
 }
 

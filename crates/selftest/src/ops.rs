@@ -1,7 +1,8 @@
 //! Single ops over weights: products of every block format, decoding, and the quantisation of their inputs. The oracle is `strata-quant`.
 
+use strata_backend::{Adjustment, Largest, LogitRow};
 use strata_cuda::driver::{Context, Device, DeviceMemory, DriverError, Stream};
-use strata_cuda::ops::{Columns, Products, Sorter};
+use strata_cuda::ops::{Columns, Logits, Products, Sorter, SorterRoom};
 use strata_quant::{Activations, Format, Isa, Matrix, Out, dequantise, matmul};
 
 use crate::{CheckError, Found, Random};
@@ -17,6 +18,30 @@ pub struct Quantised {
     pub sums: Vec<i32>,
 }
 
+/// The largest values of rows, and their masses.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct LargestOf {
+    ids: Vec<u32>,
+    values: Vec<f32>,
+    masses: Vec<u64>,
+}
+
+impl LargestOf {
+    fn new(wanted: &Largest<'_>, largest: &[(u32, f32)], masses: &[u64]) -> LargestOf {
+        let mut all = LargestOf::default();
+        for ((row, largest), &mass) in wanted.rows.iter().zip(largest.chunks_exact(wanted.count)).zip(masses)
+        {
+            let first = largest[0].1;
+            let largest = if first.is_nan() { &[(0, first)] } else { largest };
+            all.ids.extend(largest.iter().map(|(id, _)| *id));
+            all.values.extend(largest.iter().map(|(_, value)| *value));
+            // One that is infinite is certain, and where the largest is chosen no mass is asked for.
+            all.masses.push(if row.temperature > 0.0 && first.is_finite() { mass } else { 0 });
+        }
+        all
+    }
+}
+
 /// What multiplies. `k` is the length of rows, inputs are `[cols][k]`, results `[cols][rows]`.
 pub trait Multiplies {
     /// Quantises `cols` columns of `k` values.
@@ -30,13 +55,9 @@ pub trait Multiplies {
         x: &[f32],
         size: [usize; 3],
     ) -> Result<Vec<f32>, CheckError>;
-    /// The largest of each row, `[rows][keep]` of `[rows][width]` values; see [`strata_backend::Backend::largest`].
-    fn largest(
-        &mut self,
-        values: &[f32],
-        size: [usize; 3],
-        zeros_alike: bool,
-    ) -> Result<Vec<(u32, f32)>, CheckError>;
+    /// The largest of each row, `[rows][keep]` of `[rows][width]` values, and the rows' masses; see [`strata_backend::Backend::largest`]. Of a row with
+    /// what isn't finite only that counts.
+    fn largest(&mut self, values: &[f32], wanted: Largest<'_>) -> Result<LargestOf, CheckError>;
 }
 
 /// The CPU, with the instructions that are fastest here.
@@ -77,24 +98,11 @@ impl Multiplies for OnCpu {
         Ok(out)
     }
 
-    fn largest(
-        &mut self,
-        values: &[f32],
-        [_, width, keep]: [usize; 3],
-        zeros_alike: bool,
-    ) -> Result<Vec<(u32, f32)>, CheckError> {
-        let mut all = Vec::new();
-        for row in values.chunks_exact(width) {
-            if row.iter().any(|value| !value.is_finite()) {
-                all.push((0, f32::NAN));
-                continue;
-            }
-            let value = |at: u32| if zeros_alike { row[at as usize] + 0.0 } else { row[at as usize] };
-            let mut order: Vec<u32> = (0..width as u32).collect();
-            order.sort_by(|&a, &b| value(b).total_cmp(&value(a)).then(a.cmp(&b)));
-            all.extend(order[..keep].iter().map(|&at| (at, value(at))));
-        }
-        Ok(all)
+    fn largest(&mut self, values: &[f32], wanted: Largest<'_>) -> Result<LargestOf, CheckError> {
+        let mut largest = vec![(0, 0.0); wanted.rows.len() * wanted.count];
+        let mut masses = vec![0; wanted.rows.len()];
+        wanted.find(values, &mut largest, &mut masses);
+        Ok(LargestOf::new(&wanted, &largest, &masses))
     }
 }
 
@@ -192,23 +200,20 @@ impl Multiplies for OnGpu {
         Ok(self.download(out.slice())?)
     }
 
-    fn largest(
-        &mut self,
-        values: &[f32],
-        [rows, width, keep]: [usize; 3],
-        zeros_alike: bool,
-    ) -> Result<Vec<(u32, f32)>, CheckError> {
-        let values = self.upload(values)?;
-        let room = Sorter::ranks(width, rows, keep).map(|ranks| DeviceMemory::new(&self.context, 8 * ranks));
-        let [one, two] = room;
-        let room = [one?, two?];
-        let places = [room[0].slice(), room[1].slice()];
-        let size = [rows, width, keep];
-        let found = self.sorter.queue(&self.stream, values.slice(), size, zeros_alike, places)?;
-        let found = self.download(found)?.into_iter().map(Sorter::value).collect::<Vec<_>>();
-        // Of a row with what isn't finite only that counts.
-        let row = |row: &[(u32, f32)]| if row[0].1.is_nan() { vec![(0, f32::NAN)] } else { row.to_vec() };
-        Ok(found.chunks_exact(keep).flat_map(row).collect())
+    fn largest(&mut self, values: &[f32], wanted: Largest<'_>) -> Result<LargestOf, CheckError> {
+        let Largest { rows, width, count } = wanted;
+        let (values, mut items) = (self.upload(values)?, Vec::new());
+        Logits::items(rows, width, &mut items);
+        let items = self.upload(&items)?;
+        let [one, two, three] = SorterRoom::sizes(width, rows.len(), count)
+            .map(|len| DeviceMemory::new(&self.context, size_of::<u64>() * len));
+        let room = [one?, two?, three?];
+        let places = SorterRoom::new([0, 1, 2].map(|at| room[at].slice()));
+        let logits = Logits { values: values.slice(), items: items.slice(), rows: rows.len(), width };
+        let found = self.download(self.sorter.queue(&self.stream, &logits, count, true, places)?)?;
+        let (mut largest, mut masses) = (vec![(0, 0.0); rows.len() * count], vec![0; rows.len()]);
+        Sorter::read(&found, &mut largest, &mut masses);
+        Ok(LargestOf::new(&wanted, &largest, &masses))
     }
 }
 
@@ -232,10 +237,11 @@ pub fn quantisation(ours: &mut dyn Multiplies, theirs: &mut dyn Multiplies) -> R
     Ok(found)
 }
 
-/// The largest logits, of rows up to a large vocabulary, with many that are equal, zeros of both signs, and some that aren't finite.
+/// The largest logits, of rows up to a large vocabulary, with many that are equal, zeros of both signs, and some that aren't finite; as they are, and
+/// with adjustments and masks; and their masses.
 pub fn largest(ours: &mut dyn Multiplies, theirs: &mut dyn Multiplies) -> Result<Found, CheckError> {
     let mut found = Found::default();
-    for [rows, width, keep] in [
+    for [rows, width, count] in [
         [1, 1, 1],
         [3, 5, 4],
         [2, 2048, 128],
@@ -257,18 +263,63 @@ pub fn largest(ours: &mut dyn Multiplies, theirs: &mut dyn Multiplies) -> Result
             let broken = [f32::NAN, f32::NEG_INFINITY][usize::from(width > 5)];
             values[width + width / 2] = broken;
         }
-        for zeros_alike in [false, true] {
-            let size = [rows, width, keep];
-            let (ours, theirs) =
-                (ours.largest(&values, size, zeros_alike)?, theirs.largest(&values, size, zeros_alike)?);
-            let what = format!("the largest {keep} of {rows} rows of {width}");
-            let ids = |all: &[(u32, f32)]| all.iter().map(|(at, _)| *at).collect::<Vec<_>>();
-            let values = |all: &[(u32, f32)]| all.iter().map(|(_, value)| *value).collect::<Vec<_>>();
-            found.exactly(&what, &ids(&ours), &ids(&theirs));
-            found.floats(&what, &values(&ours), &values(&theirs));
+        let adjustments: Vec<Vec<Adjustment>> =
+            (0..rows).map(|row| adjustments(&values[row * width..][..width], row)).collect();
+        let mask: Vec<u32> =
+            Random::new(3).blocks(width.div_ceil(32) * 4).chunks_exact(4).map(word).collect();
+        for (temperature, adjusted, masked) in [
+            (0.0, false, false),
+            (0.7, false, false),
+            (0.0, true, false),
+            (0.7, true, false),
+            (1.5, true, true),
+            (0.0, false, true),
+        ] {
+            let rows = adjustments.iter().enumerate().map(|(at, of)| LogitRow {
+                adjustments: if adjusted { of } else { &[] },
+                mask: masked.then_some(&mask[..]),
+                // The rows' ways differ.
+                temperature: if at == 2 { 0.0 } else { temperature },
+            });
+            let rows: Vec<LogitRow<'_>> = rows.collect();
+            let wanted = Largest { rows: &rows, width, count };
+            let (ours, theirs) = (ours.largest(&values, wanted)?, theirs.largest(&values, wanted)?);
+            let what = format!(
+                "the largest {count} of {} rows of {width}, temperature {temperature}, adjusted {adjusted}, masked {masked}",
+                rows.len()
+            );
+            found.exactly(&what, &ours.ids, &theirs.ids);
+            found.floats(&what, &ours.values, &theirs.values);
+            found.exactly(format_args!("{what}, masses"), &ours.masses, &theirs.masses);
         }
     }
     Ok(found)
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(bytes.try_into().expect("four bytes"))
+}
+
+/// Adjustments of some tokens, in no order: the largest, which fall; others, which rise to the top or tie; some that rule a token out.
+fn adjustments(values: &[f32], row: usize) -> Vec<Adjustment> {
+    let mut order: Vec<u32> = (0..values.len() as u32).collect();
+    order.sort_by(|&a, &b| values[b as usize].total_cmp(&values[a as usize]).then(a.cmp(&b)));
+    let count = (3001 + row).min(values.len());
+    let last = order.len() - 1;
+    (0..count)
+        .map(|i| {
+            // From both ends.
+            let token = if i % 2 == 0 { order[i / 2] } else { order[last - i / 2] };
+            let none = Adjustment::none(token);
+            match i % 5 {
+                0 => Adjustment { repetition: 1.3, minus: 0.25 * (i % 4) as f32, ..none },
+                1 => Adjustment { plus: 2.5, ..none },
+                2 => Adjustment { repetition: 1.1, minus: -0.5, plus: 0.125, ..none },
+                3 => none,
+                _ => Adjustment { plus: f32::NEG_INFINITY, ..none },
+            }
+        })
+        .collect()
 }
 
 /// Decoding arbitrary blocks.

@@ -134,10 +134,19 @@ pub(crate) fn model(folder: &Path, geometry: Geometry, mix: Mix) -> Result<PathB
     Ok(path)
 }
 
-/// Ways of choosing a token: from all logits, and from the largest, which a GPU finds itself.
-pub fn samplings() -> [(&'static str, Sampling); 3] {
+/// Ways of choosing a token: from all logits' mass, and from the largest, which a GPU finds itself, as they are and adjusted.
+pub fn samplings() -> [(&'static str, Sampling); 4] {
     let few = Sampling { top_k: 20, top_p: 0.9, ..Sampling::default() };
-    [("all", Sampling::default()), ("greedy", Sampling::greedy()), ("top 20", few)]
+    let adjusted = Sampling {
+        top_p: 0.95,
+        repetition_penalty: 1.2,
+        presence_penalty: 0.3,
+        frequency_penalty: 0.1,
+        logit_bias: vec![(5, 2.0), (6, f32::NEG_INFINITY)],
+        ..Sampling::default()
+    };
+    let greedy = Sampling::greedy();
+    [("all", Sampling::default()), ("greedy", greedy), ("top 20", few), ("penalties", adjusted)]
 }
 
 /// The model, op by op below and beyond what attention selects, in long windows and in short ones; then unwatched.

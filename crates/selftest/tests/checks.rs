@@ -4,16 +4,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+use strata_backend::{Largest, LogitRow};
 use strata_cpu::Cpu;
 use strata_engine::{Engine, EngineConfig, Sampling};
 use strata_quant::{Format, Isa};
-use strata_selftest::ops::{self, Multiplies, OnCpu, Quantised};
+use strata_selftest::ops::{self, LargestOf, Multiplies, OnCpu, Quantised};
 use strata_selftest::{CheckError, Found, ids, whole};
 use strata_testkit::faulty::{Faults, Faulty};
 use strata_testkit::golden;
 
-/// The CPU, with one bit of what it gives flipped.
-struct Errs(OnCpu);
+/// The CPU, with one bit of what it gives flipped, or something that happens to logits forgotten.
+struct Errs(OnCpu, Forgets);
 
 fn flip(values: &mut [f32]) {
     let last = values.last_mut().unwrap();
@@ -44,9 +45,17 @@ impl Multiplies for Errs {
         Ok(values)
     }
 
-    fn largest(&mut self, values: &[f32], size: [usize; 3], _: bool) -> Result<Vec<(u32, f32)>, CheckError> {
-        self.0.largest(values, size, false)
+    fn largest(&mut self, values: &[f32], wanted: Largest<'_>) -> Result<LargestOf, CheckError> {
+        let rows: Vec<LogitRow<'_>> = wanted.rows.iter().map(|row| (self.1)(*row)).collect();
+        self.0.largest(values, Largest { rows: &rows, ..wanted })
     }
+}
+
+/// What is got wrong of a row of logits.
+type Forgets = fn(LogitRow<'_>) -> LogitRow<'_>;
+
+fn forgets_that_zeros_are_alike(row: LogitRow<'_>) -> LogitRow<'_> {
+    LogitRow { temperature: if row.temperature == 0.0 { f32::NAN } else { row.temperature }, ..row }
 }
 
 type Check = fn(&mut dyn Multiplies, &mut dyn Multiplies) -> Result<Found, CheckError>;
@@ -65,8 +74,22 @@ fn single_ops_agree_with_themselves_and_no_error_passes() {
     for check in checks {
         let found = check(&mut fast, &mut OnCpu(Isa::Scalar)).unwrap();
         assert!(found.equal() && found.cases > 0, "{found}");
-        let found = check(&mut Errs(OnCpu(Isa::detect())), &mut fast).unwrap();
+        let found = check(&mut Errs(OnCpu(Isa::detect()), forgets_that_zeros_are_alike), &mut fast).unwrap();
         assert!(!found.equal() && found.first.is_some(), "{found}");
+    }
+}
+
+/// Mutants: a backend that leaves out the last adjustment, the mask, or the temperature.
+#[test]
+fn what_happens_to_logits_is_checked() {
+    let mutants: [Forgets; 3] = [
+        |row| LogitRow { adjustments: &row.adjustments[..row.adjustments.len().saturating_sub(1)], ..row },
+        |row| LogitRow { mask: None, ..row },
+        |row| LogitRow { temperature: row.temperature.min(1.0), ..row },
+    ];
+    for mutant in mutants {
+        let found = ops::largest(&mut Errs(OnCpu(Isa::detect()), mutant), &mut OnCpu(Isa::detect())).unwrap();
+        assert!(!found.equal(), "{found}");
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) use ngram::check as check_ngram;
 pub use products::{Columns, Products};
 pub(crate) use qsa::check as check_attention;
 pub(crate) use route::{Routing, check as check_routing};
-pub use sample::Sorter;
+pub use sample::{Item, Logits, Sorter, SorterRoom};
 
 use crate::driver::{Context, DeviceSlice, DriverError, Module};
 use crate::failed;
@@ -167,7 +167,7 @@ pub(crate) fn scratch_bytes(spec: &Spec) -> usize {
         draft::Room::new(shape, rows, room);
     });
     op(&mut |room| {
-        sample::Room::new(spec, room);
+        SorterRoom::take(spec, room);
     });
     if let Some(g) = &shape.gdn {
         op(&mut |room| {

@@ -2,14 +2,14 @@
 //!
 //! A choice is a pure function of the logits, the sequence's own tokens and (seed, position): never of the batch, of
 //! earlier draws, or of the backend. The order is fixed: penalties, bias, mask, temperature, top-k, top-p, min-p, draw.
-//! Equal logits are ordered by the lower token id. Probabilities are summed in f64 in that order, from the contract's
-//! `exp`, so that the same logits give the same choice everywhere.
+//! Equal logits are ordered by the lower token id. Probabilities are whole numbers ([`strata_backend::mass`]), whose sums no order
+//! changes, so that the same logits give the same choice everywhere.
 
 mod philox;
 mod sampler;
 
 pub use philox::uniform;
-pub use sampler::{Choice, SampleError, Sampler, Scratch, TokenMask};
+pub use sampler::{Choice, LooksAt, SampleError, Sampler, Scratch, TokenMask};
 
 /// How the next token is chosen.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]

@@ -1,14 +1,11 @@
 //! One sequence's sampler: its parameters, and how often each token has occurred.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 
-use strata_quant::{Isa, dispatch, math};
+use strata_backend::{Adjustment, LogitRow, MOST_LARGEST, UNIT_MASS, mass};
+use strata_quant::{Isa, dispatch};
 
 use super::{Sampling, uniform};
-
-/// Tokens that are sorted at first, and the most that [`Sampler::decided_by`] says.
-const FEW: usize = 256;
 
 /// Tokens that a constraint allows: one bit per token, bit `t % 32` of word `t / 32`.
 #[derive(Debug, Clone, Copy)]
@@ -45,10 +42,13 @@ pub enum SampleError {
     NothingLeft(usize),
 }
 
-#[derive(Debug, Clone, Copy, Default)]
-struct Occurrences {
-    anywhere: bool,
-    answered: u32,
+/// What a sampler looks at, where it need not be all logits of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LooksAt {
+    /// So many of the largest.
+    pub largest: usize,
+    /// The mass of all.
+    pub mass: bool,
 }
 
 /// Memory to choose in, for all samplers that choose one after the other.
@@ -74,49 +74,92 @@ impl Scratch {
 #[derive(Debug, Clone)]
 pub struct Sampler {
     sampling: Sampling,
-    seen: BTreeMap<u32, Occurrences>,
+    /// Those of the tokens with a penalty or a bias, by token.
+    adjustments: Vec<Adjustment>,
+    /// How often each of them was answered.
+    answered: Vec<u32>,
 }
 
 impl Sampler {
     /// A sampler whose sequence holds `prompt` so far. The parameters must have been validated.
     pub fn new(sampling: Sampling, prompt: &[u32]) -> Self {
-        let mut seen = BTreeMap::<u32, Occurrences>::new();
-        for &token in prompt {
-            seen.entry(token).or_default().anywhere = true;
+        let repetition = sampling.repetition_penalty;
+        let repeated = prompt.iter().filter(|_| repetition != 1.0);
+        let biased = sampling.logit_bias.iter().map(|(token, _)| token);
+        let mut tokens: Vec<u32> = repeated.chain(biased).copied().collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        let mut adjustments: Vec<Adjustment> = tokens.into_iter().map(Adjustment::none).collect();
+        for &(token, bias) in &sampling.logit_bias {
+            let at = adjustments.binary_search_by_key(&token, |a| a.token);
+            at.into_iter().for_each(|at| adjustments[at].plus += bias);
         }
-        Sampler { sampling, seen }
-    }
-
-    /// How many of the largest logits decide, whatever the others are; nothing if all may have a say, or are asked for.
-    pub fn decided_by(&self) -> Option<usize> {
-        let s = &self.sampling;
-        let as_they_are =
-            s.repetition_penalty == 1.0 && s.presence_penalty == 0.0 && s.frequency_penalty == 0.0;
-        if !as_they_are || !s.logit_bias.is_empty() || s.logprobs.is_some() {
-            return None;
+        if repetition != 1.0 {
+            for token in prompt {
+                let at = adjustments.binary_search_by_key(token, |a| a.token);
+                at.into_iter().for_each(|at| adjustments[at].repetition = repetition);
+            }
         }
-        if self.is_greedy() { Some(1) } else { Some(s.top_k).filter(|k| (1..=FEW).contains(k)) }
+        Sampler { sampling, answered: vec![0; adjustments.len()], adjustments }
     }
 
-    /// Whether the largest logit is chosen.
-    pub fn is_greedy(&self) -> bool {
-        self.sampling.temperature == 0.0
+    /// The most memory that a sampler takes for tokens with a penalty or a bias, bytes.
+    pub(crate) fn bytes(tokens: usize) -> usize {
+        // A list that grows may be half empty.
+        2 * tokens * (size_of::<Adjustment>() + size_of::<u32>())
     }
 
-    /// As [`Sampler::choose`], from the [`Sampler::decided_by`] largest logits, in order and finite, or more of them.
-    pub fn choose_of(&mut self, largest: &[(u32, f32)], position: usize) -> Result<Choice, SampleError> {
-        let (first, max) = *largest.first().ok_or(SampleError::NothingLeft(position))?;
-        let few = &largest[..largest.len().min(self.sampling.top_k.max(1))];
-        let pick = || self.pick(few.iter().copied(), few.len(), None, max, position);
-        let token = if self.is_greedy() { first } else { pick().unwrap_or(first) };
+    /// What decides of a row; nothing if all of it may.
+    pub fn looks_at(&self) -> Option<LooksAt> {
+        let Sampling { top_k, logprobs, .. } = self.sampling;
+        match top_k {
+            _ if logprobs.is_some() => None,
+            _ if self.sampling.temperature == 0.0 => Some(LooksAt { largest: 1, mass: false }),
+            0 => Some(LooksAt { largest: MOST_LARGEST, mass: true }),
+            1..=MOST_LARGEST => Some(LooksAt { largest: top_k, mass: false }),
+            _ => None,
+        }
+    }
+
+    /// What happens to a row of logits before [`Sampler::choose_of`] has the largest.
+    pub fn row<'a>(&'a self, mask: Option<TokenMask<'a>>) -> LogitRow<'a> {
+        LogitRow {
+            adjustments: &self.adjustments,
+            mask: mask.map(|TokenMask(words)| words),
+            temperature: self.sampling.temperature,
+        }
+    }
+
+    /// As [`Sampler::choose`], from what it [`looks_at`](Sampler::looks_at) of its [`row`](Sampler::row): the largest logits, in order, maybe
+    /// more of them, and the mass of all. Nothing if that doesn't decide: where the mass is asked for, or no token can be chosen.
+    pub fn choose_of(&mut self, largest: &[(u32, f32)], mass: u64, position: usize) -> Option<Choice> {
+        let top_k = self.sampling.top_k;
+        let &(first, max) = largest.first().filter(|(_, logit)| *logit > f32::NEG_INFINITY)?;
+        let token = if self.sampling.temperature == 0.0 || max == f32::INFINITY {
+            first
+        } else if top_k == 0 {
+            self.pick(largest.iter().copied(), false, Some(mass), max, position)?
+        } else {
+            self.pick(largest.iter().take(top_k).copied(), true, None, max, position)?
+        };
         self.count(token);
-        Ok(Choice { token, logprob: None, top: Vec::new() })
+        Some(Choice { token, logprob: None, top: Vec::new() })
     }
 
     fn count(&mut self, token: u32) {
-        let seen = self.seen.entry(token).or_default();
-        seen.anywhere = true;
-        seen.answered += 1;
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.sampling;
+        if repetition_penalty == 1.0 && presence_penalty == 0.0 && frequency_penalty == 0.0 {
+            return;
+        }
+        let at = self.adjustments.binary_search_by_key(&token, |a| a.token).unwrap_or_else(|at| {
+            self.adjustments.insert(at, Adjustment::none(token));
+            self.answered.insert(at, 0);
+            at
+        });
+        self.answered[at] += 1;
+        let adjustment = &mut self.adjustments[at];
+        adjustment.repetition = repetition_penalty;
+        adjustment.minus = presence_penalty + frequency_penalty * self.answered[at] as f32;
     }
 
     /// Chooses the token at `position` from the model's `logits`, and counts it as answered.
@@ -149,22 +192,11 @@ impl Sampler {
 
     /// Penalties, bias, mask; a NaN can't be chosen.
     fn adjust(&self, logits: &[f32], mask: Option<TokenMask<'_>>, adjusted: &mut Vec<f32>) {
-        let s = &self.sampling;
         adjusted.clear();
         adjusted.extend(logits.iter().map(|l| if l.is_nan() { f32::NEG_INFINITY } else { *l }));
-        for (&token, seen) in &self.seen {
-            let Some(logit) = adjusted.get_mut(token as usize) else { continue };
-            if seen.anywhere && s.repetition_penalty != 1.0 {
-                *logit =
-                    if *logit > 0.0 { *logit / s.repetition_penalty } else { *logit * s.repetition_penalty };
-            }
-            if seen.answered > 0 {
-                *logit -= s.presence_penalty + s.frequency_penalty * seen.answered as f32;
-            }
-        }
-        for &(token, bias) in &s.logit_bias {
-            if let Some(logit) = adjusted.get_mut(token as usize) {
-                *logit += bias;
+        for adjustment in &self.adjustments {
+            if let Some(logit) = adjusted.get_mut(adjustment.token as usize) {
+                *logit = adjustment.apply(*logit);
             }
         }
         if let Some(mask) = mask {
@@ -177,7 +209,7 @@ impl Sampler {
     }
 
     fn draw(&self, isa: Isa, position: usize, logits: &[f32], order: &mut Vec<u32>) -> Option<u32> {
-        let top_k = self.sampling.top_k;
+        let Sampling { top_k, temperature, .. } = self.sampling;
         let first = largest(logits)?;
         let max = logits[first as usize];
         // An infinite logit is certain; the lower of several.
@@ -186,61 +218,60 @@ impl Sampler {
         }
         order.clear();
         order.extend((0..logits.len() as u32).filter(|&t| logits[t as usize] > f32::NEG_INFINITY));
-        let limit = if top_k == 0 { order.len() } else { top_k.min(order.len()) };
-        // With no top-k the mass is that of all tokens, in id order, whatever part of the order gets sorted below.
-        let whole = (top_k == 0).then(|| mass(isa, logits, max, self.sampling.temperature));
+        let whole = (top_k == 0).then(|| masses(isa, logits, max, temperature));
 
         // Sorting a whole vocabulary costs more than the draw is worth: sort a prefix that holds the mass sought.
-        let mut sorted = limit.min(FEW);
+        let mut sorted = if top_k == 0 { MOST_LARGEST } else { top_k }.min(order.len());
         loop {
             sort_prefix(order, sorted, logits);
             let prefix = order[..sorted].iter().map(|&t| (t, logits[t as usize]));
-            match self.pick(prefix, limit, whole, max, position) {
-                None => sorted = (sorted * 8).min(limit),
+            let all = top_k > 0 || sorted == order.len();
+            match self.pick(prefix, all, whole, max, position) {
+                None if !all => sorted = (sorted * 8).min(order.len()),
                 token => return token,
             }
         }
     }
 
-    /// A logit's probability relative to the largest one's.
-    fn weight(&self, logit: f32, max: f32) -> f64 {
-        f64::from(math::exp((logit - max) / self.sampling.temperature))
-    }
-
-    /// Draws from the first of `limit` tokens, in order with their logits; nothing if those to draw from may go on behind them. `whole` is
+    /// Draws from tokens in order with their logits, after which others follow unless they are `all`; nothing if those others may be drawn. `whole` is
     /// the mass that top-p is a part of, if it isn't theirs.
     fn pick(
         &self,
-        prefix: impl ExactSizeIterator<Item = (u32, f32)> + Clone,
-        limit: usize,
-        whole: Option<f64>,
+        prefix: impl Iterator<Item = (u32, f32)> + Clone,
+        all: bool,
+        whole: Option<u64>,
         max: f32,
         position: usize,
     ) -> Option<u32> {
-        let Sampling { top_p, min_p, seed, .. } = self.sampling;
-        let weights = prefix.clone().map(|(_, logit)| self.weight(logit, max));
-        let total = whole.unwrap_or_else(|| weights.clone().sum());
-        let floor = f64::from(min_p);
-        let (mut kept, mut sum) = (0, 0.0);
-        for w in weights.clone() {
-            if kept > 0 && (sum >= f64::from(top_p) * total || w < floor) {
-                break;
-            }
-            (kept, sum) = (kept + 1, sum + w);
-        }
-        if kept == prefix.len() && prefix.len() < limit {
-            return None;
-        }
-        let target = uniform(seed, position as u64) * sum;
-        let (mut reached, mut last) = (0.0, None);
-        for ((token, _), w) in prefix.zip(weights).take(kept) {
-            reached += w;
-            last = Some(token);
-            if target < reached {
-                break;
+        let Sampling { top_p, min_p, seed, temperature, .. } = self.sampling;
+        let (top_p, floor) = (f64::from(top_p), f64::from(min_p) * UNIT_MASS as f64);
+        let masses = prefix.map(|(token, logit)| (token, mass(logit, max, temperature)));
+        let total = whole.unwrap_or_else(|| masses.clone().map(|(_, mass)| mass).sum());
+        // How many tokens stay, and their mass.
+        let (mut kept, mut sum) = (usize::MAX, total);
+        if top_p < 1.0 || floor > 0.0 {
+            (kept, sum) = (0, 0);
+            let cut = masses.clone().find(|&(_, mass)| {
+                let below = kept > 0 && (sum as f64 >= top_p * total as f64 || (mass as f64) < floor);
+                if !below {
+                    (kept, sum) = (kept + 1, sum + mass);
+                }
+                below
+            });
+            if cut.is_none() && !all {
+                return None;
             }
         }
-        last
+        let target = uniform(seed, position as u64) * sum as f64;
+        let (mut reached, mut last) = (0, None);
+        for (token, mass) in masses.take(kept).take_while(|(_, mass)| *mass > 0) {
+            (reached, last) = (reached + mass, Some(token));
+            if target < reached as f64 {
+                return last;
+            }
+        }
+        // Rounding may put the target at the very end.
+        last.filter(|_| all || reached == sum)
     }
 }
 
@@ -270,17 +301,9 @@ fn sort_prefix(order: &mut [u32], n: usize, logits: &[f32]) {
 }
 
 dispatch! {
-    /// The sum of `exp((logit - max) / temperature)`, ascending, in f64. What isn't a number adds nothing.
-    fn mass(isa, logits: &[f32], max: f32, temperature: f32) -> f64 {
-        let (mut sum, mut weights) = (0.0, [0.0f32; 256]);
-        for part in logits.chunks(weights.len()) {
-            for (weight, &logit) in weights.iter_mut().zip(part) {
-                let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit };
-                *weight = math::exp((logit - max) / temperature);
-            }
-            sum = weights[..part.len()].iter().fold(sum, |sum, &weight| sum + f64::from(weight));
-        }
-        sum
+    /// The mass of all logits.
+    fn masses(isa, logits: &[f32], max: f32, temperature: f32) -> u64 {
+        logits.iter().map(|&logit| mass(logit, max, temperature)).sum()
     }
 }
 
@@ -293,7 +316,7 @@ fn log_probabilities(
     order: &mut Vec<u32>,
 ) -> (f32, Vec<(u32, f32)>) {
     let max = logits.iter().copied().filter(|l| !l.is_nan()).fold(f32::NEG_INFINITY, f32::max);
-    let log_sum = mass(isa, logits, max, 1.0).ln();
+    let log_sum = (masses(isa, logits, max, 1.0) as f64 / UNIT_MASS as f64).ln();
     let log = |t: u32| ((f64::from(logits[t as usize]) - f64::from(max)) - log_sum) as f32;
     order.clear();
     order.extend((0..logits.len() as u32).filter(|&t| !logits[t as usize].is_nan()));
@@ -304,8 +327,10 @@ fn log_probabilities(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+    use strata_backend::Largest;
+
+    use super::*;
 
     fn next(
         sampler: &mut Sampler,
@@ -334,24 +359,26 @@ mod tests {
             order.truncate(s.top_k);
         }
         let max = logits[order[0] as usize];
-        let w = |t: u32| f64::from(math::exp((logits[t as usize] - max) / s.temperature));
-        let total: f64 = order.iter().map(|&t| w(t)).sum();
+        let mass = |t: u32| mass(logits[t as usize], max, s.temperature);
+        let total: u64 = order.iter().map(|&t| mass(t)).sum();
+        let floor = f64::from(s.min_p) * UNIT_MASS as f64;
         let mut kept = Vec::new();
-        let mut sum = 0.0;
+        let mut sum = 0;
         for &t in &order {
-            if !kept.is_empty() && (sum >= f64::from(s.top_p) * total || w(t) < f64::from(s.min_p)) {
+            let enough = sum as f64 >= f64::from(s.top_p) * total as f64;
+            if !kept.is_empty() && (enough || (mass(t) as f64) < floor) {
                 break;
             }
-            sum += w(t);
+            sum += mass(t);
             kept.push(t);
         }
-        let target = uniform(s.seed, position as u64) * sum;
-        let mut reached = 0.0;
+        let target = uniform(s.seed, position as u64) * sum as f64;
+        let mut reached = 0;
         kept.iter()
             .copied()
             .find(|&t| {
-                reached += w(t);
-                target < reached
+                reached += mass(t);
+                target < reached as f64
             })
             .unwrap_or(kept[kept.len() - 1])
     }
@@ -360,7 +387,8 @@ mod tests {
         #[test]
         fn draws_as_the_slow_sampler_does(
             logits in prop::collection::vec(-8i8..8, 1..700),
-            top_k in 0usize..20, top_p in 0.05f32..1.0, min_p in 0.0f32..0.5, seed: u64, position in 0usize..1000,
+            top_k in prop_oneof![0usize..20, 120usize..720], top_p in prop_oneof![Just(1.0f32), 0.05f32..1.0],
+            min_p in prop_oneof![Just(0.0f32), 0.0f32..0.5], seed: u64, position in 0usize..1000,
         ) {
             // Quarters tie often.
             let logits: Vec<f32> = logits.into_iter().map(|l| f32::from(l) / 4.0).collect();
@@ -369,47 +397,78 @@ mod tests {
         }
     }
 
+    fn find(row: LogitRow<'_>, logits: &[f32], count: usize) -> (Vec<(u32, f32)>, u64) {
+        let count = count.min(logits.len());
+        let (mut largest, mut mass) = (vec![(0, 0.0); count], [0]);
+        Largest { rows: &[row], width: logits.len(), count }.find(logits, &mut largest, &mut mass);
+        (largest, mass[0])
+    }
+
     proptest! {
-        /// Oracle: the choice from all logits. The largest are found as a device does: those of equal value by the lower id, and for
-        /// greedy zeros of either sign are equal.
+        /// Oracle: the choices from all logits, one after the other, as counts and penalties grow. Where few don't decide is said, and is rare.
         #[test]
         fn the_largest_decide_as_all_do(
-            logits in prop::collection::vec(-3i8..3, 1..700), k in 1usize..40,
-            top_p in 0.05f32..1.0, min_p in 0.0f32..0.5, greedy: bool, seed: u64, position in 0usize..1000,
+            logits in prop::collection::vec(-30i8..30, 40..700), prompt in prop::collection::vec(0u32..40, 0..9),
+            bias in prop::collection::vec((0u32..2, -9i8..9), 0..4), mask in prop::option::of(prop::collection::vec(any::<u32>(), 22)),
+            top_k in 0usize..40, top_p in prop_oneof![Just(1.0f32), 0.05f32..1.0], min_p in prop_oneof![Just(0.0f32), 0.0f32..0.5],
+            penalties: [bool; 3], greedy: bool, seed: u64,
         ) {
-            let logits: Vec<f32> =
-                logits.into_iter().map(|l| if l == -1 { -0.0 } else { f32::from(l) / 4.0 }).collect();
-            let temperature = if greedy { 0.0 } else { 0.7 };
-            let s = Sampling { temperature, top_k: k, top_p, min_p, seed, ..Sampling::default() };
-            let mut sampler = Sampler::new(s.clone(), &[]);
-            let decided_by = sampler.decided_by().unwrap();
-            prop_assert_eq!(decided_by, if greedy { 1 } else { k });
-            let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-            let value = |t: u32| if greedy { logits[t as usize] + 0.0 } else { logits[t as usize] };
-            order.sort_by(|&a, &b| value(b).total_cmp(&value(a)).then(a.cmp(&b)));
-            let few: Vec<_> = order.iter().take(decided_by).map(|&t| (t, value(t))).collect();
-            let token = sampler.choose_of(&few, position).unwrap().token;
-            prop_assert_eq!(token, choose(s, &logits, position));
+            let logits: Vec<f32> = logits.into_iter().map(|l| if l == -1 { -0.0 } else { f32::from(l) / 4.0 }).collect();
+            let penalty = |at: usize, value: f32| if penalties[at] { value } else { 0.0 };
+            let infinite = |b: i8| if b.abs() == 8 { f32::from(b) * f32::INFINITY } else { f32::from(b) / 4.0 };
+            let s = Sampling {
+                temperature: if greedy { 0.0 } else { 0.3 },
+                repetition_penalty: 1.0 + penalty(0, 0.3),
+                presence_penalty: penalty(1, 0.25),
+                frequency_penalty: penalty(2, -0.125),
+                logit_bias: bias.into_iter().map(|(token, b)| (token, infinite(b))).collect(),
+                top_k, top_p, min_p, seed, ..Sampling::default()
+            };
+            let mask = mask.as_deref().map(TokenMask);
+            let (mut few, mut all) = (Sampler::new(s.clone(), &prompt), Sampler::new(s, &prompt));
+            for position in 0..12 {
+                let looks_at = few.looks_at().unwrap();
+                let (largest, mass) = find(few.row(mask), &logits, looks_at.largest);
+                let expected = next(&mut all, &logits, position, mask);
+                match few.choose_of(&largest, mass, position) {
+                    Some(choice) => prop_assert_eq!(Ok(choice), expected),
+                    None => {
+                        prop_assert!(expected.is_err() || looks_at.mass);
+                        prop_assert_eq!(&next(&mut few, &logits, position, mask), &expected);
+                        if expected.is_err() { break }
+                    }
+                }
+            }
         }
     }
 
     /// Oracle: what each parameter looks at.
     #[test]
     fn what_looks_at_all_logits_says_so() {
-        let decided = |s: Sampling| Sampler::new(s, &[]).decided_by();
+        let looks_at = |s: Sampling| Sampler::new(s, &[]).looks_at();
+        let some = |largest, mass| Some(LooksAt { largest, mass });
         let top = Sampling { top_k: 20, ..Sampling::default() };
-        assert_eq!((decided(Sampling::greedy()), decided(top.clone())), (Some(1), Some(20)));
-        for s in [
-            Sampling { top_k: 0, ..top.clone() },
-            Sampling { top_k: 257, ..top.clone() },
-            Sampling { repetition_penalty: 1.1, ..top.clone() },
-            Sampling { presence_penalty: 0.1, ..top.clone() },
-            Sampling { frequency_penalty: 0.1, ..top.clone() },
-            Sampling { logit_bias: vec![(1, 1.0)], ..top.clone() },
-            Sampling { logprobs: Some(0), ..top },
-        ] {
-            assert_eq!(decided(s), None);
-        }
+        assert_eq!((looks_at(Sampling::greedy()), looks_at(top.clone())), (some(1, false), some(20, false)));
+        assert_eq!(looks_at(Sampling { repetition_penalty: 1.1, ..top.clone() }), some(20, false));
+        assert_eq!(looks_at(Sampling { logit_bias: vec![(1, 1.0)], ..top.clone() }), some(20, false));
+        assert_eq!(looks_at(Sampling { top_k: 0, ..top.clone() }), some(MOST_LARGEST, true));
+        assert_eq!(looks_at(Sampling { top_k: MOST_LARGEST + 1, ..top.clone() }), None);
+        assert_eq!(looks_at(Sampling { logprobs: Some(0), ..top }), None);
+    }
+
+    /// Oracle: a distribution that few tokens hold nearly all of, so that they decide nearly always; and one that is flat, so that they rarely do.
+    #[test]
+    fn few_decide_where_they_hold_the_mass() {
+        let decided = |step: f32, top_p: f32| {
+            let logits: Vec<f32> = (0..2000).map(|t| -step * t as f32).collect();
+            let mut sampler = Sampler::new(Sampling { top_p, ..Sampling::default() }, &[]);
+            let (largest, mass) = find(sampler.row(None), &logits, MOST_LARGEST);
+            (0..1000).filter(|&at| sampler.choose_of(&largest, mass, at).is_some()).count()
+        };
+        assert_eq!((decided(0.2, 1.0), decided(0.02, 0.9)), (1000, 1000));
+        // e^-1.28 of the mass lies beyond the few.
+        assert!((680..760).contains(&decided(0.01, 1.0)), "{}", decided(0.01, 1.0));
+        assert_eq!(decided(0.01, 0.9), 0);
     }
 
     /// Oracle: the distribution itself, over many positions.
@@ -446,7 +505,8 @@ mod tests {
         let mut s = Sampler::new(greedy, &[]);
         assert_eq!(next(&mut s, &logits, 0, Some(TokenMask(&[0b110]))).unwrap().token, 1);
         assert_eq!(next(&mut s, &logits, 5, Some(TokenMask(&[0]))), Err(SampleError::NothingAllowed(5)));
-        s.sampling.logit_bias = (0..logits.len() as u32).map(|token| (token, f32::NEG_INFINITY)).collect();
+        let logit_bias = (0..logits.len() as u32).map(|token| (token, f32::NEG_INFINITY)).collect();
+        let mut s = Sampler::new(Sampling { logit_bias, ..Sampling::greedy() }, &[]);
         let left = next(&mut s, &logits, 5, None).unwrap_err();
         assert!(left == SampleError::NothingLeft(5) && left.to_string().contains("bias"), "{left}");
         assert_eq!(next(&mut s, &[f32::NAN; 3], 6, None), Err(SampleError::NothingLeft(6)));

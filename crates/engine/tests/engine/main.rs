@@ -1,6 +1,7 @@
 //! The engine over the CPU backend, against golden vectors and against itself.
 
 mod chat;
+mod choices;
 #[allow(dead_code)]
 #[path = "../../../model/tests/model/copy.rs"]
 mod copy;
