@@ -109,12 +109,31 @@ impl ExpertCount {
     }
 }
 
+/// Copies of experts ahead of what computes with them, from host memory to the device's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct LinkCount {
+    /// Copied.
+    pub bytes: u64,
+    /// While copies were under way, nanoseconds.
+    pub nanos: u64,
+}
+
+impl LinkCount {
+    /// Adds to it.
+    pub fn merge(&mut self, other: LinkCount) {
+        self.bytes += other.bytes;
+        self.nanos += other.nanos;
+    }
+}
+
 /// What all families have cost since the counters were last taken.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     counts: [FamilyCount; Family::ALL.len()],
     /// Of a device that has the host compute with it.
     pub host: HostCount,
+    /// Of a device with experts beside it.
+    pub link: LinkCount,
     experts: Option<ExpertCount>,
 }
 
@@ -153,6 +172,7 @@ impl Counters {
             count.bytes += other.bytes;
         }
         self.host.merge(other.host);
+        self.link.merge(other.link);
     }
 
     /// All families' time, nanoseconds.

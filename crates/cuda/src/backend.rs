@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use strata_backend::{
-    Backend, BackendError, Buffer, Build, BuildHostExperts, Checkpoint, Counters, Fence, Largest,
+    Backend, BackendError, Buffer, Build, BuildHostExperts, Checkpoint, Counters, Family, Fence, Largest,
     MOST_LARGEST, Op, SeqSlot, Span, Spec, WeightData,
 };
 use strata_plan::{Arena, Limits, Plan};
@@ -202,6 +202,8 @@ pub(crate) struct CudaBackend {
     /// One row's routing that is left to its experts, and experts that are left to the sum over them.
     pub(crate) left_route: Option<(Matrix, DeviceSlice<f32>)>,
     pub(crate) left_experts: Option<LeftExperts>,
+    /// Bytes of what is left.
+    left_bytes: usize,
     /// `[context][cos, sin][rotary / 2]`
     pub(crate) rope: DeviceSlice<f32>,
     scratch: DeviceSlice<u8>,
@@ -290,6 +292,7 @@ impl CudaBackend {
             left: None,
             left_route: None,
             left_experts: None,
+            left_bytes: 0,
             rope,
             scratch: memory.part(described.scratch.offset(), described.scratch.bytes()),
             buffers: buffers.collect(),
@@ -385,7 +388,15 @@ impl CudaBackend {
         start.record(&self.stream).map_err(failed)?;
         let bytes = self.queue(op)?;
         end.record(&self.stream).map_err(failed)?;
-        self.timed.push(Timed { start, end, costs: vec![(op.family(), 1.0, bytes)] });
+        // What one row's experts are made of is queued together, by the last of its ops.
+        if self.left_route.is_some() || self.left_experts.is_some() {
+            self.left_bytes += bytes;
+            self.spare.extend([start, end]);
+        } else {
+            let left = std::mem::take(&mut self.left_bytes);
+            let family = if left > 0 { Family::Experts } else { op.family() };
+            self.timed.push(Timed { start, end, costs: vec![(family, 1.0, left + bytes)] });
+        }
         // At once: a stream takes so many launches only, and who queues more waits for it, while it waits for an answer.
         self.serve()
     }
@@ -411,6 +422,7 @@ impl CudaBackend {
         }
         self.tiers.forget();
         (self.left, self.left_route, self.left_experts, self.fresh) = (None, None, None, None);
+        self.left_bytes = 0;
     }
 
     /// Queues what waits: as a recording, where the same work came before.
@@ -547,6 +559,9 @@ impl CudaBackend {
                 self.counters.add(family, (nanoseconds * share) as u64, bytes as u64);
             }
             self.spare.extend([start, end]);
+        }
+        if let Some(ring) = &mut self.tiers.ring {
+            self.counters.link.merge(ring.take_count().map_err(failed)?);
         }
         Ok(())
     }

@@ -260,6 +260,9 @@ pub struct RunArgs {
     /// Print one JSON object when the answer is complete
     #[arg(long, requires = "prompt")]
     pub json: bool,
+    /// Say where the time of the prompt and of the answer went, on standard error
+    #[arg(long, conflicts_with = "json")]
+    pub prompt_timing: bool,
     #[command(flatten)]
     pub sampling: SamplingFlags,
     #[command(flatten)]

@@ -8,6 +8,7 @@ use strata_engine::{Engine, Event, Reason};
 
 use crate::commands::counted;
 use crate::config::Environment;
+use crate::costs::Costs;
 use crate::failure::Failure;
 use crate::output::print;
 
@@ -24,6 +25,8 @@ pub struct Outcome {
     pub steps: usize,
     /// How long they took.
     pub stepping: Duration,
+    /// Where the time of both went.
+    pub costs: [Costs; 2],
 }
 
 fn rate(tokens: usize, time: Duration) -> Option<f64> {
@@ -64,6 +67,12 @@ impl Outcome {
             per_second(self.stepping_rate())
         )
     }
+
+    /// A table of where the time went.
+    pub fn timing(&self) -> String {
+        let [reading, stepping] = &self.costs;
+        format!("prompt\n{}answer\n{}", reading.as_text(), stepping.as_text()).trim_end().to_owned()
+    }
 }
 
 /// Steps until the only sequence that is answering is done; `show` gets every piece of text as it completes.
@@ -72,6 +81,7 @@ pub fn deliver(
     answer: &mut Answer,
     show: &mut dyn FnMut(Part, &str) -> Result<(), Failure>,
 ) -> Result<Outcome, Failure> {
+    engine.take_counters();
     let started = Instant::now();
     let mut outcome = Outcome {
         reason: Reason::Length,
@@ -79,6 +89,7 @@ pub fn deliver(
         reading: Duration::ZERO,
         steps: 0,
         stepping: Duration::ZERO,
+        costs: Default::default(),
     };
     let mut read_at: Option<Instant> = None;
     loop {
@@ -90,7 +101,11 @@ pub fn deliver(
                 Event::Read { read, of, .. } => {
                     outcome.read = read;
                     outcome.reading = started.elapsed();
-                    read_at = (read == of).then(Instant::now);
+                    if read == of {
+                        read_at = Some(Instant::now());
+                        let seconds = outcome.reading.as_secs_f64();
+                        outcome.costs[0] = Costs::new(&engine.take_counters(), 1, read, seconds);
+                    }
                 }
                 Event::Token { token, .. } => {
                     let (part, text) = answer.push(token)?;
@@ -101,6 +116,9 @@ pub fn deliver(
         }
         if let Some(reason) = ended {
             outcome.stepping = read_at.map_or(Duration::ZERO, |at| at.elapsed());
+            let (now, steps) = (usize::from(read_at.is_some()), outcome.steps);
+            let seconds = read_at.unwrap_or(started).elapsed().as_secs_f64();
+            outcome.costs[now] = Costs::new(&engine.take_counters(), 1, steps.max(1), seconds);
             let (part, text) = answer.finish();
             show(part, &text)?;
             return match reason {
@@ -236,6 +254,7 @@ mod tests {
             reading: Duration::from_millis(500),
             steps: 0,
             stepping: Duration::ZERO,
+            costs: Default::default(),
         };
         assert_eq!(outcome.speed(0, 1), "prompt: 50 tokens, 100.0 tokens/s; answer: 1 token");
         let outcome = Outcome { steps: 9, stepping: Duration::from_secs(3), ..outcome };

@@ -7,6 +7,7 @@
 mod args;
 mod commands;
 mod config;
+mod costs;
 mod delivery;
 mod failure;
 mod interrupt;

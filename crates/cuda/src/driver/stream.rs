@@ -61,7 +61,7 @@ impl Stream {
         self.0.raw
     }
 
-    fn context(&self) -> &Context {
+    pub(crate) fn context(&self) -> &Context {
         &self.0.context
     }
 

@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use strata_backend::BackendError;
+use strata_backend::{BackendError, LinkCount};
 use strata_plan::DEVICE_ALIGNMENT;
 use strata_residency::ExpertId;
 
@@ -58,6 +58,13 @@ struct Place {
     used: Arc<Event>,
 }
 
+/// A chunk's copies: bytes, and between which points in time.
+struct Crossing {
+    start: Event,
+    end: Event,
+    bytes: u64,
+}
+
 /// The ring.
 pub(crate) struct Ring {
     memory: DeviceSlice<u8>,
@@ -80,6 +87,9 @@ pub(crate) struct Ring {
     next: usize,
     ahead: usize,
     lent: bool,
+    /// Copies that were queued here and aren't counted yet, and events for more.
+    crossings: Vec<Crossing>,
+    spare: Vec<Event>,
     /// The end of the copies so far.
     copied: Event,
     /// Whether what is being recorded uses the ring's memory.
@@ -154,6 +164,8 @@ impl Ring {
             next: 0,
             ahead: 0,
             lent: false,
+            crossings: Vec::new(),
+            spare: Vec::new(),
             copied: Event::new(context)?,
             recorded: false,
             _host: Arc::clone(host),
@@ -296,14 +308,40 @@ impl Ring {
                 continue;
             }
             place.used.hold(&self.copies)?;
+            if chunk.pieces.is_empty() {
+                place.arrived.record(&self.copies)?;
+                continue;
+            }
+            let mut event = || self.spare.pop().map_or_else(|| Event::new(self.copies.context()), Ok);
+            let (start, end) = (event()?, event()?);
+            start.record(&self.copies)?;
             for (from, to) in chunk.pieces.iter() {
                 // SAFETY: a piece of one registration, which lives as long as `_host`; copies of experts don't change there. Whoever drops
                 // this waits for the copies.
                 unsafe { self.copies.queue_registered(from.start, *to)? };
             }
+            end.record(&self.copies)?;
             place.arrived.record(&self.copies)?;
+            let bytes = chunk.pieces.iter().map(|(from, _)| from.len() as u64).sum();
+            self.crossings.push(Crossing { start, end, bytes });
         }
         Ok(())
+    }
+
+    /// Hands over what was copied since, as far as it is over. What stagers copy isn't counted.
+    pub(crate) fn take_count(&mut self) -> Result<LinkCount, DriverError> {
+        let mut count = LinkCount::default();
+        for crossing in std::mem::take(&mut self.crossings) {
+            if !crossing.end.is_reached()? {
+                self.crossings.push(crossing);
+                continue;
+            }
+            let Crossing { start, end, bytes } = crossing;
+            let nanos = (f64::from(end.milliseconds_since(&start)?) * 1e6) as u64;
+            count.merge(LinkCount { bytes, nanos });
+            self.spare.extend([start, end]);
+        }
+        Ok(count)
     }
 }
 

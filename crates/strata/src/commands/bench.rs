@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::json;
-use strata_backend::{Counters, ExpertCount, Family, HostCount};
+use strata_backend::Counters;
 use strata_engine::{Engine, EngineConfig, Event, Reason, Request, Sampling, SeqId, Wants};
 use strata_model::ngram::ReadAhead;
 use strata_plan::Bytes;
@@ -16,6 +16,7 @@ use strata_topology::Resident;
 use super::counted;
 use crate::args::BenchArgs;
 use crate::config::Config;
+use crate::costs::Costs;
 use crate::failure::Failure;
 use crate::output::{print, print_json, printable};
 use crate::progress;
@@ -320,35 +321,6 @@ fn answer(engine: &mut Engine, opened: &[SeqId], watch: &mut Watch) -> Result<(f
     Ok((seconds, engine.take_counters()))
 }
 
-/// A family's part of a round.
-#[derive(Debug, Serialize)]
-struct FamilyShare {
-    family: Family,
-    share: f64,
-    seconds: f64,
-    bytes: f64,
-}
-
-/// Routed experts of a round, where some are beside the device.
-#[derive(Debug, Serialize)]
-struct ExpertUse {
-    /// Each once a window.
-    used: f64,
-    /// Those that were in the device's own memory, and their share.
-    resident: f64,
-    share: f64,
-    /// Experts that came there in place of others.
-    exchanged: f64,
-}
-
-impl ExpertUse {
-    fn new(count: ExpertCount, rounds: f64) -> ExpertUse {
-        let [used, resident, exchanged] =
-            [count.used, count.resident, count.exchanged].map(|count| count as f64 / rounds);
-        ExpertUse { used, resident, share: resident / used.max(1.0), exchanged }
-    }
-}
-
 /// What the rounds of a kind gave.
 #[derive(Debug, Serialize)]
 struct Measured {
@@ -363,33 +335,10 @@ struct Measured {
     tokens_per_second: f64,
     slowest: f64,
     fastest: f64,
-    /// Of a round: weights and state that had to be read at least once.
-    bytes: f64,
     bytes_per_second: f64,
-    families: Vec<FamilyShare>,
-    /// Of a token: how often the device asked the host, for how many experts, and how long it computed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    host: Option<HostShare>,
-    expert_use: Option<ExpertUse>,
-}
-
-/// What the host computed for a device, per token.
-#[derive(Debug, Serialize)]
-struct HostShare {
-    asked: f64,
-    experts: f64,
-    seconds: f64,
-}
-
-impl HostShare {
-    fn new(count: HostCount, tokens: f64) -> HostShare {
-        let HostCount { asked, experts, nanos } = count;
-        HostShare {
-            asked: asked as f64 / tokens,
-            experts: experts as f64 / tokens,
-            seconds: nanos as f64 / 1e9 / tokens,
-        }
-    }
+    /// Of a round.
+    #[serde(flatten)]
+    costs: Costs,
 }
 
 impl Measured {
@@ -398,20 +347,7 @@ impl Measured {
         let tokens = kind.tokens();
         let middle = median(seconds);
         let rate = |seconds: f64| tokens as f64 / seconds;
-        let (rounds, all) = (reps as f64, counters.nanos().max(1) as f64);
-        let bytes = counters.bytes() as f64 / rounds;
-        let mut families: Vec<FamilyShare> = Family::ALL
-            .into_iter()
-            .map(|family| (family, counters.get(family)))
-            .filter(|(_, count)| count.calls > 0)
-            .map(|(family, count)| FamilyShare {
-                family,
-                share: count.nanos as f64 / all,
-                seconds: count.nanos as f64 / 1e9 / rounds,
-                bytes: count.bytes as f64 / rounds,
-            })
-            .collect();
-        families.sort_by(|a, b| b.share.total_cmp(&a.share));
+        let costs = Costs::new(counters, reps, tokens, seconds.iter().sum());
         Measured {
             what: if matches!(kind, Kind::Prompt(_)) { "prompt" } else { "answer" },
             tokens,
@@ -421,47 +357,22 @@ impl Measured {
             tokens_per_second: rate(middle),
             slowest: rate(seconds[seconds.len() - 1]),
             fastest: rate(seconds[0]),
-            bytes,
-            bytes_per_second: bytes / middle,
-            families,
-            host: (counters.host.asked > 0).then(|| HostShare::new(counters.host, rounds * tokens as f64)),
-            expert_use: counters.experts().map(|count| ExpertUse::new(count, rounds)),
+            bytes_per_second: costs.bytes / middle,
+            costs,
         }
     }
 
     fn as_text(&self) -> String {
-        let mut out = format!(
-            "\n{:<13} {:>10.1} tokens/s   ({:.1} to {:.1})   {:.3} GB moved, {:.2} GB/s\n",
+        format!(
+            "\n{:<13} {:>10.1} tokens/s   ({:.1} to {:.1})   {:.3} GB moved, {:.2} GB/s\n{}",
             self.name,
             self.tokens_per_second,
             self.slowest,
             self.fastest,
-            self.bytes / 1e9,
-            self.bytes_per_second / 1e9
-        );
-        for part in &self.families {
-            let rate = if part.seconds > 0.0 { part.bytes / part.seconds / 1e9 } else { 0.0 };
-            out += &format!(
-                "  {:<8} {:>5.1} %  {:>9.3} ms  {:>9.3} MB  {rate:>7.2} GB/s\n",
-                part.family.name(),
-                100.0 * part.share,
-                part.seconds * 1e3,
-                part.bytes / 1e6
-            );
-        }
-        if let Some(HostShare { asked, experts, seconds }) = self.host {
-            out += &format!(
-                "  a token: {experts:.1} experts by the CPU, asked for {asked:.1} times, in {:.3} ms\n",
-                1e3 * seconds
-            );
-        }
-        if let Some(ExpertUse { used, share, exchanged, .. }) = &self.expert_use {
-            out += &format!(
-                "  of {used:.0} experts used, {:.1} % were on the device; {exchanged:.0} came there in place of others\n",
-                100.0 * share
-            );
-        }
-        out
+            self.costs.bytes / 1e9,
+            self.bytes_per_second / 1e9,
+            self.costs.as_text()
+        )
     }
 }
 
@@ -473,6 +384,8 @@ fn median(sorted: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use strata_backend::Family;
+
     use super::*;
 
     /// Oracle: the definition.
@@ -481,26 +394,15 @@ mod tests {
         assert_eq!((median(&[1.0]), median(&[1.0, 3.0]), median(&[1.0, 2.0, 9.0])), (1.0, 2.0, 2.0));
     }
 
-    /// Oracle: rates are tokens by seconds, bytes and times per round, shares add up to one.
+    /// Oracle: rates are tokens by seconds.
     #[test]
     fn results_are_per_round() {
         let mut counters = Counters::default();
         counters.add(Family::Experts, 3_000_000, 600);
         counters.add(Family::Head, 1_000_000, 200);
-        counters.host = HostCount { asked: 40, experts: 60, nanos: 5_000_000 };
         let measured = Measured::new(Kind::Prompt(10), &mut [2.0, 1.0, 4.0], &counters, 2);
         assert_eq!((measured.tokens_per_second, measured.slowest, measured.fastest), (5.0, 2.5, 10.0));
-        assert_eq!((measured.bytes, measured.bytes_per_second), (400.0, 200.0));
-        assert_eq!(measured.families.iter().map(|f| f.share).collect::<Vec<_>>(), [0.75, 0.25]);
-        assert_eq!(measured.families[0].seconds, 0.0015);
-        let said = measured.as_text();
-        assert!(said.contains("a token: 3.0 experts by the CPU, asked for 2.0 times, in 0.250 ms"), "{said}");
-        assert!(measured.expert_use.is_none() && !measured.as_text().contains("experts used"));
-        counters.add_experts(ExpertCount { used: 100, resident: 75, exchanged: 2 });
-        counters.add_experts(ExpertCount { used: 100, resident: 70, exchanged: 4 });
-        let measured = Measured::new(Kind::Prompt(10), &mut [2.0, 1.0], &counters, 2);
-        let said = "of 100 experts used, 72.5 % were on the device; 3 came there in place of others";
-        assert!(measured.as_text().contains(said), "{}", measured.as_text());
+        assert_eq!((measured.costs.bytes, measured.bytes_per_second), (400.0, 200.0));
     }
 
     /// Oracle: by hand. Growth is that of the process's own pages, from the thousandth token on.

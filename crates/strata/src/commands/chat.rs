@@ -38,6 +38,7 @@ pub fn run(
     engine: &mut Engine,
     seq: SeqId,
     mut manner: Manner,
+    timing: bool,
     config: &Config,
     environment: &Environment,
 ) -> Result<(), Failure> {
@@ -105,6 +106,9 @@ pub fn run(
                 chat.answered(&asked.answer);
                 if !config.quiet {
                     say(outcome.speed(asked.kept, asked.answer.tokens().len()));
+                }
+                if timing {
+                    outcome.timing().lines().for_each(say);
                 }
                 match outcome.reason {
                     Reason::Cancelled if !typed => return Err(Failure::Interrupted),

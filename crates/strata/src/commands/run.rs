@@ -40,7 +40,7 @@ pub fn run(
     interrupt::defer(Deferred::Keyboard);
     let manner = Manner { sampling, max_tokens: config.max_tokens, think: config.think, cancel: None };
     let Some(prompt) = prompt else {
-        return commands::chat::run(&mut engine, seq, manner, config, environment);
+        return commands::chat::run(&mut engine, seq, manner, args.prompt_timing, config, environment);
     };
 
     let mut question = interrupt::or_end(|| ask(args, config, &mut engine, seq, &manner, &prompt))?;
@@ -76,10 +76,15 @@ pub fn run(
                 "prompt_tokens_per_second": outcome.reading_rate(),
                 "answer_seconds": outcome.stepping.as_secs_f64(),
                 "answer_tokens_per_second": outcome.stepping_rate(),
+                "prompt": outcome.costs[0],
+                "answer": outcome.costs[1],
             },
         }))?;
     } else if !config.quiet {
         say(outcome.speed(kept, answer.tokens().len()));
+    }
+    if args.prompt_timing {
+        outcome.timing().lines().for_each(say);
     }
     if !args.json {
         warn_about_reasoning(&outcome, &answer);

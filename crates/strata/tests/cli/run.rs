@@ -40,6 +40,12 @@ fn answers_alike_in_every_form() {
     assert!(json["seed"].is_u64());
     assert!(json["timings"]["prompt_tokens_per_second"].as_f64().unwrap() > 0.0);
     assert!(json["timings"]["answer_tokens_per_second"].as_f64().unwrap() > 0.0);
+    assert!(json["timings"]["answer"]["families"].as_array().unwrap().len() >= 8);
+
+    let timed = place.run(&[&["run", &pebble(), QUESTION, "--prompt-timing"], &flags[..]].concat());
+    let of = |what: &str| timed.err.find(what).unwrap_or_else(|| panic!("{what}: {}", timed.err));
+    assert!(of(": prompt\n") < of("  head ") && of("  head ") < of(": answer\n"), "{}", timed.err);
+    assert_eq!(timed.well(), ANSWER);
 }
 
 /// Oracle: the seed's promise, and that different seeds do differ.

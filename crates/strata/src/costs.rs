@@ -1,0 +1,172 @@
+//! Where the time of a round, a prompt or an answer went.
+
+use serde::Serialize;
+use strata_backend::{Counters, ExpertCount, Family, HostCount, LinkCount};
+
+/// What rounds of some work cost, each on average.
+#[derive(Debug, Default, Serialize)]
+pub struct Costs {
+    /// Weights and state that had to be read at least once.
+    pub bytes: f64,
+    families: Vec<FamilyShare>,
+    /// Of a token: how often the device asked the host, for how many experts, and how long it computed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<HostShare>,
+    link: Option<LinkUse>,
+    expert_use: Option<ExpertUse>,
+}
+
+/// A family's part of a round.
+#[derive(Debug, Serialize)]
+struct FamilyShare {
+    family: Family,
+    share: f64,
+    seconds: f64,
+    bytes: f64,
+}
+
+/// Routed experts of a round, where some are beside the device.
+#[derive(Debug, Serialize)]
+struct ExpertUse {
+    /// Each once a window.
+    used: f64,
+    /// Those that were in the device's own memory, and their share.
+    resident: f64,
+    share: f64,
+    /// Experts that came there in place of others.
+    exchanged: f64,
+}
+
+impl ExpertUse {
+    fn new(count: ExpertCount, rounds: f64) -> ExpertUse {
+        let [used, resident, exchanged] =
+            [count.used, count.resident, count.exchanged].map(|count| count as f64 / rounds);
+        ExpertUse { used, resident, share: resident / used.max(1.0), exchanged }
+    }
+}
+
+/// What the host computed for a device, per token.
+#[derive(Debug, Serialize)]
+struct HostShare {
+    asked: f64,
+    experts: f64,
+    seconds: f64,
+}
+
+impl HostShare {
+    fn new(count: HostCount, tokens: f64) -> HostShare {
+        let HostCount { asked, experts, nanos } = count;
+        HostShare {
+            asked: asked as f64 / tokens,
+            experts: experts as f64 / tokens,
+            seconds: nanos as f64 / 1e9 / tokens,
+        }
+    }
+}
+
+/// Copies of experts ahead of what computes with them, of a round.
+#[derive(Debug, Serialize)]
+struct LinkUse {
+    bytes: f64,
+    /// While copies were under way.
+    seconds: f64,
+    /// The part of the round's time.
+    share: f64,
+}
+
+impl LinkUse {
+    fn new(count: LinkCount, rounds: f64, all: f64) -> LinkUse {
+        let seconds = count.nanos as f64 / 1e9;
+        LinkUse { bytes: count.bytes as f64 / rounds, seconds: seconds / rounds, share: seconds / all }
+    }
+}
+
+impl Costs {
+    /// Of so many rounds, of so many tokens each, which took so many seconds together.
+    pub fn new(counters: &Counters, rounds: usize, tokens: usize, seconds: f64) -> Costs {
+        let (rounds, all) = (rounds as f64, counters.nanos().max(1) as f64);
+        let mut families: Vec<FamilyShare> = Family::ALL
+            .into_iter()
+            .map(|family| (family, counters.get(family)))
+            .filter(|(_, count)| count.calls > 0)
+            .map(|(family, count)| FamilyShare {
+                family,
+                share: count.nanos as f64 / all,
+                seconds: count.nanos as f64 / 1e9 / rounds,
+                bytes: count.bytes as f64 / rounds,
+            })
+            .collect();
+        families.sort_by(|a, b| b.share.total_cmp(&a.share));
+        Costs {
+            bytes: counters.bytes() as f64 / rounds,
+            families,
+            host: (counters.host.asked > 0).then(|| HostShare::new(counters.host, rounds * tokens as f64)),
+            link: (counters.link.bytes > 0).then(|| LinkUse::new(counters.link, rounds, seconds)),
+            expert_use: counters.experts().map(|count| ExpertUse::new(count, rounds)),
+        }
+    }
+
+    /// A line for each family of ops, and for what else was counted.
+    pub fn as_text(&self) -> String {
+        let mut out = String::new();
+        for part in &self.families {
+            let rate = if part.seconds > 0.0 { part.bytes / part.seconds / 1e9 } else { 0.0 };
+            out += &format!(
+                "  {:<8} {:>5.1} %  {:>9.3} ms  {:>9.3} MB  {rate:>7.2} GB/s\n",
+                part.family.name(),
+                100.0 * part.share,
+                part.seconds * 1e3,
+                part.bytes / 1e6
+            );
+        }
+        if let Some(HostShare { asked, experts, seconds }) = self.host {
+            out += &format!(
+                "  a token: {experts:.1} experts by the CPU, asked for {asked:.1} times, in {:.3} ms\n",
+                1e3 * seconds
+            );
+        }
+        if let Some(LinkUse { bytes, seconds, share }) = self.link {
+            out += &format!(
+                "  experts copied ahead: {:.3} GB, {:.1} % of the time, at {:.2} GB/s\n",
+                bytes / 1e9,
+                100.0 * share,
+                bytes / seconds / 1e9
+            );
+        }
+        if let Some(ExpertUse { used, share, exchanged, .. }) = &self.expert_use {
+            out += &format!(
+                "  of {used:.0} experts used, {:.1} % were on the device; {exchanged:.0} came there in place of others\n",
+                100.0 * share
+            );
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Oracle: by hand. Bytes and times are per round, shares add up to one, what the host did is per token.
+    #[test]
+    fn costs_are_per_round() {
+        let mut counters = Counters::default();
+        counters.add(Family::Experts, 3_000_000, 600);
+        counters.add(Family::Head, 1_000_000, 200);
+        counters.host = HostCount { asked: 40, experts: 60, nanos: 5_000_000 };
+        let costs = Costs::new(&counters, 2, 10, 3.0);
+        assert_eq!(costs.bytes, 400.0);
+        assert_eq!(costs.families.iter().map(|f| f.share).collect::<Vec<_>>(), [0.75, 0.25]);
+        assert_eq!(costs.families[0].seconds, 0.0015);
+        let said = costs.as_text();
+        assert!(said.contains("a token: 3.0 experts by the CPU, asked for 2.0 times, in 0.250 ms"), "{said}");
+        assert!(costs.expert_use.is_none() && !said.contains("experts used"));
+        counters.link = LinkCount { bytes: 6_000_000_000, nanos: 1_500_000_000 };
+        counters.add_experts(ExpertCount { used: 100, resident: 75, exchanged: 2 });
+        counters.add_experts(ExpertCount { used: 100, resident: 70, exchanged: 4 });
+        let said = Costs::new(&counters, 2, 10, 3.0).as_text();
+        assert!(said.contains("experts copied ahead: 3.000 GB, 50.0 % of the time, at 4.00 GB/s"), "{said}");
+        let used = "of 100 experts used, 72.5 % were on the device; 3 came there in place of others";
+        assert!(said.contains(used), "{said}");
+    }
+}
