@@ -1,13 +1,71 @@
 //! Where the time of a round, a prompt or an answer went.
 
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use strata_backend::{Counters, ExpertCount, Family, HostCount, LinkCount};
+use strata_engine::Engine;
+
+/// The CPU time of all threads so far.
+fn cpu_time() -> Duration {
+    clock_gettime(ClockId::ProcessCPUTime).try_into().unwrap_or_default()
+}
+
+/// Counts what work takes.
+pub struct Stopwatch {
+    started: Instant,
+    cpu: Duration,
+}
+
+/// What it took.
+#[derive(Debug, Default)]
+pub struct Spent {
+    /// From start to end.
+    pub seconds: f64,
+    /// Of all threads' CPU time.
+    pub cpu_seconds: f64,
+    /// What the backend counted.
+    pub counters: Counters,
+}
+
+impl Stopwatch {
+    /// Starts; the engine's counters start anew.
+    pub fn start(engine: &mut Engine) -> Stopwatch {
+        engine.take_counters();
+        Stopwatch { started: Instant::now(), cpu: cpu_time() }
+    }
+
+    /// Since the start.
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Ends.
+    pub fn stop(&self, engine: &mut Engine) -> Spent {
+        let seconds = self.started.elapsed().as_secs_f64();
+        let cpu_seconds = cpu_time().saturating_sub(self.cpu).as_secs_f64();
+        Spent { seconds, cpu_seconds, counters: engine.take_counters() }
+    }
+}
+
+impl Spent {
+    /// Adds what other work took.
+    pub fn merge(&mut self, other: &Spent) {
+        self.seconds += other.seconds;
+        self.cpu_seconds += other.cpu_seconds;
+        self.counters.merge(&other.counters);
+    }
+}
 
 /// What rounds of some work cost, each on average.
 #[derive(Debug, Default, Serialize)]
 pub struct Costs {
     /// Weights and state that had to be read at least once.
     pub bytes: f64,
+    /// Of all threads' CPU time, and how many CPUs that is at a time.
+    cpu_seconds: f64,
+    cpus: f64,
     families: Vec<FamilyShare>,
     /// Of a token: how often the device asked the host, for how many experts, and how long it computed.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -82,8 +140,9 @@ impl LinkUse {
 }
 
 impl Costs {
-    /// Of so many rounds, of so many tokens each, which took so many seconds together.
-    pub fn new(counters: &Counters, rounds: usize, tokens: usize, seconds: f64) -> Costs {
+    /// Of so many rounds together, of so many tokens each.
+    pub fn new(spent: &Spent, rounds: usize, tokens: usize) -> Costs {
+        let &Spent { seconds, cpu_seconds, ref counters } = spent;
         let (rounds, all) = (rounds as f64, counters.nanos().max(1) as f64);
         let mut families: Vec<FamilyShare> = Family::ALL
             .into_iter()
@@ -99,6 +158,8 @@ impl Costs {
         families.sort_by(|a, b| b.share.total_cmp(&a.share));
         Costs {
             bytes: counters.bytes() as f64 / rounds,
+            cpu_seconds: cpu_seconds / rounds,
+            cpus: if seconds > 0.0 { cpu_seconds / seconds } else { 0.0 },
             families,
             host: (counters.host.asked > 0).then(|| HostShare::new(counters.host, rounds * tokens as f64)),
             link: (counters.link.bytes > 0).then(|| LinkUse::new(counters.link, rounds, seconds)),
@@ -119,6 +180,7 @@ impl Costs {
                 part.bytes / 1e6
             );
         }
+        out += &format!("  CPU time {:.3} s: {:.2} CPUs at work\n", self.cpu_seconds, self.cpus);
         if let Some(HostShare { asked, experts, seconds }) = self.host {
             out += &format!(
                 "  a token: {experts:.1} experts by the CPU, asked for {asked:.1} times, in {:.3} ms\n",
@@ -150,21 +212,24 @@ mod tests {
     /// Oracle: by hand. Bytes and times are per round, shares add up to one, what the host did is per token.
     #[test]
     fn costs_are_per_round() {
-        let mut counters = Counters::default();
+        let mut spent = Spent { seconds: 3.0, cpu_seconds: 4.5, counters: Counters::default() };
+        let counters = &mut spent.counters;
         counters.add(Family::Experts, 3_000_000, 600);
         counters.add(Family::Head, 1_000_000, 200);
         counters.host = HostCount { asked: 40, experts: 60, nanos: 5_000_000 };
-        let costs = Costs::new(&counters, 2, 10, 3.0);
+        let costs = Costs::new(&spent, 2, 10);
         assert_eq!(costs.bytes, 400.0);
         assert_eq!(costs.families.iter().map(|f| f.share).collect::<Vec<_>>(), [0.75, 0.25]);
         assert_eq!(costs.families[0].seconds, 0.0015);
         let said = costs.as_text();
         assert!(said.contains("a token: 3.0 experts by the CPU, asked for 2.0 times, in 0.250 ms"), "{said}");
+        assert!(said.contains("CPU time 2.250 s: 1.50 CPUs at work"), "{said}");
         assert!(costs.expert_use.is_none() && !said.contains("experts used"));
+        let counters = &mut spent.counters;
         counters.link = LinkCount { bytes: 6_000_000_000, nanos: 1_500_000_000 };
         counters.add_experts(ExpertCount { used: 100, resident: 75, exchanged: 2 });
         counters.add_experts(ExpertCount { used: 100, resident: 70, exchanged: 4 });
-        let said = Costs::new(&counters, 2, 10, 3.0).as_text();
+        let said = Costs::new(&spent, 2, 10).as_text();
         assert!(said.contains("experts copied ahead: 3.000 GB, 50.0 % of the time, at 4.00 GB/s"), "{said}");
         let used = "of 100 experts used, 72.5 % were on the device; 3 came there in place of others";
         assert!(said.contains(used), "{said}");

@@ -1,14 +1,14 @@
 //! An answer on its way to a person: steps the engine, shows what comes, measures how fast.
 
 use std::io::IsTerminal;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use strata_engine::chat::{Answer, Part};
 use strata_engine::{Engine, Event, Reason};
 
 use crate::commands::counted;
 use crate::config::Environment;
-use crate::costs::Costs;
+use crate::costs::{Costs, Stopwatch};
 use crate::failure::Failure;
 use crate::output::print;
 
@@ -81,8 +81,7 @@ pub fn deliver(
     answer: &mut Answer,
     show: &mut dyn FnMut(Part, &str) -> Result<(), Failure>,
 ) -> Result<Outcome, Failure> {
-    engine.take_counters();
-    let started = Instant::now();
+    let started = Stopwatch::start(engine);
     let mut outcome = Outcome {
         reason: Reason::Length,
         read: 0,
@@ -91,7 +90,7 @@ pub fn deliver(
         stepping: Duration::ZERO,
         costs: Default::default(),
     };
-    let mut read_at: Option<Instant> = None;
+    let mut read_at: Option<Stopwatch> = None;
     loop {
         let events = engine.step();
         outcome.steps += usize::from(read_at.is_some());
@@ -102,9 +101,8 @@ pub fn deliver(
                     outcome.read = read;
                     outcome.reading = started.elapsed();
                     if read == of {
-                        read_at = Some(Instant::now());
-                        let seconds = outcome.reading.as_secs_f64();
-                        outcome.costs[0] = Costs::new(&engine.take_counters(), 1, read, seconds);
+                        outcome.costs[0] = Costs::new(&started.stop(engine), 1, read);
+                        read_at = Some(Stopwatch::start(engine));
                     }
                 }
                 Event::Token { token, .. } => {
@@ -115,10 +113,9 @@ pub fn deliver(
             }
         }
         if let Some(reason) = ended {
-            outcome.stepping = read_at.map_or(Duration::ZERO, |at| at.elapsed());
-            let (now, steps) = (usize::from(read_at.is_some()), outcome.steps);
-            let seconds = read_at.unwrap_or(started).elapsed().as_secs_f64();
-            outcome.costs[now] = Costs::new(&engine.take_counters(), 1, steps.max(1), seconds);
+            outcome.stepping = read_at.as_ref().map_or(Duration::ZERO, Stopwatch::elapsed);
+            let spent = read_at.as_ref().unwrap_or(&started).stop(engine);
+            outcome.costs[usize::from(read_at.is_some())] = Costs::new(&spent, 1, outcome.steps.max(1));
             let (part, text) = answer.finish();
             show(part, &text)?;
             return match reason {

@@ -3,11 +3,8 @@
 //! A round reads tokens into an empty sequence (a prompt), or has sequences that hold some answer together, one token each
 //! in every step (an answer). Rounds of a kind are repeated; their median is the result.
 
-use std::time::Instant;
-
 use serde::Serialize;
 use serde_json::json;
-use strata_backend::Counters;
 use strata_engine::{Engine, EngineConfig, Event, Reason, Request, Sampling, SeqId, Wants};
 use strata_model::ngram::ReadAhead;
 use strata_plan::Bytes;
@@ -16,7 +13,7 @@ use strata_topology::Resident;
 use super::counted;
 use crate::args::BenchArgs;
 use crate::config::Config;
-use crate::costs::Costs;
+use crate::costs::{Costs, Spent, Stopwatch};
 use crate::failure::Failure;
 use crate::output::{print, print_json, printable};
 use crate::progress;
@@ -48,14 +45,12 @@ pub fn run(args: &BenchArgs, config: &Config, machine: &Machine) -> Result<(), F
         bar.set_message(kind.name());
         round(&mut engine, kind, &tokens, &mut watch)?;
         bar.inc(1);
-        let (mut seconds, mut counters) = (Vec::new(), Counters::default());
+        let mut rounds = Vec::new();
         for _ in 0..args.reps {
-            let (took, counted) = round(&mut engine, kind, &tokens, &mut watch)?;
-            seconds.push(took);
-            counters.merge(&counted);
+            rounds.push(round(&mut engine, kind, &tokens, &mut watch)?);
             bar.inc(1);
         }
-        results.push(Measured::new(kind, &mut seconds, &counters, args.reps));
+        results.push(Measured::new(kind, &rounds));
     }
     bar.finish_and_clear();
 
@@ -257,21 +252,15 @@ fn device_text(planned: u64, taken: u64) -> String {
     )
 }
 
-/// One round's seconds, and what they were spent on.
-fn round(
-    engine: &mut Engine,
-    kind: Kind,
-    tokens: &[u32],
-    watch: &mut Watch,
-) -> Result<(f64, Counters), Failure> {
+/// What one round took.
+fn round(engine: &mut Engine, kind: Kind, tokens: &[u32], watch: &mut Watch) -> Result<Spent, Failure> {
     let opened: Result<Vec<SeqId>, _> = (0..kind.sequences()).map(|_| engine.open()).collect();
     let opened = opened?;
-    let (seconds, counters) = match kind {
+    let spent = match kind {
         Kind::Prompt(prompt) => {
-            engine.take_counters();
-            let started = Instant::now();
+            let started = Stopwatch::start(engine);
             engine.forward(opened[0], &tokens[..prompt], Wants::Last, &mut |_, _| ())?;
-            (started.elapsed().as_secs_f64(), engine.take_counters())
+            started.stop(engine)
         }
         Kind::Answer { tokens: answered, depth, .. } => {
             // All but the last of what is held is read before, so that the first tokens of all answers come together.
@@ -289,11 +278,11 @@ fn round(
     for seq in opened {
         engine.close(seq)?;
     }
-    Ok((seconds, counters))
+    Ok(spent)
 }
 
-/// Has sequences answer; the seconds from when each of them had a first token.
-fn answer(engine: &mut Engine, opened: &[SeqId], watch: &mut Watch) -> Result<(f64, Counters), Failure> {
+/// Has sequences answer; what it took from when each of them had a first token.
+fn answer(engine: &mut Engine, opened: &[SeqId], watch: &mut Watch) -> Result<Spent, Failure> {
     let step = |engine: &mut Engine| -> Result<Vec<SeqId>, Failure> {
         let mut answered = Vec::with_capacity(opened.len());
         for event in engine.step() {
@@ -311,14 +300,13 @@ fn answer(engine: &mut Engine, opened: &[SeqId], watch: &mut Watch) -> Result<(f
         silent.retain(|seq| !answered.contains(seq));
     }
     watch.begins();
-    engine.take_counters();
-    let started = Instant::now();
+    let started = Stopwatch::start(engine);
     while engine.is_busy() {
         watch.answered(step(engine)?.len());
     }
-    let seconds = started.elapsed().as_secs_f64();
+    let spent = started.stop(engine);
     watch.ends();
-    Ok((seconds, engine.take_counters()))
+    Ok(spent)
 }
 
 /// What the rounds of a kind gave.
@@ -342,12 +330,15 @@ struct Measured {
 }
 
 impl Measured {
-    fn new(kind: Kind, seconds: &mut [f64], counters: &Counters, reps: usize) -> Measured {
+    fn new(kind: Kind, rounds: &[Spent]) -> Measured {
+        let mut seconds: Vec<f64> = rounds.iter().map(|round| round.seconds).collect();
         seconds.sort_unstable_by(f64::total_cmp);
         let tokens = kind.tokens();
-        let middle = median(seconds);
+        let middle = median(&seconds);
         let rate = |seconds: f64| tokens as f64 / seconds;
-        let costs = Costs::new(counters, reps, tokens, seconds.iter().sum());
+        let mut all = Spent::default();
+        rounds.iter().for_each(|round| all.merge(round));
+        let costs = Costs::new(&all, rounds.len(), tokens);
         Measured {
             what: if matches!(kind, Kind::Prompt(_)) { "prompt" } else { "answer" },
             tokens,
@@ -397,12 +388,12 @@ mod tests {
     /// Oracle: rates are tokens by seconds.
     #[test]
     fn results_are_per_round() {
-        let mut counters = Counters::default();
-        counters.add(Family::Experts, 3_000_000, 600);
-        counters.add(Family::Head, 1_000_000, 200);
-        let measured = Measured::new(Kind::Prompt(10), &mut [2.0, 1.0, 4.0], &counters, 2);
+        let mut rounds = [2.0, 1.0, 4.0].map(|seconds| Spent { seconds, ..Spent::default() });
+        rounds[0].counters.add(Family::Experts, 3_000_000, 600);
+        rounds[2].counters.add(Family::Head, 1_000_000, 300);
+        let measured = Measured::new(Kind::Prompt(10), &rounds);
         assert_eq!((measured.tokens_per_second, measured.slowest, measured.fastest), (5.0, 2.5, 10.0));
-        assert_eq!((measured.costs.bytes, measured.bytes_per_second), (400.0, 200.0));
+        assert_eq!((measured.costs.bytes, measured.bytes_per_second), (300.0, 150.0));
     }
 
     /// Oracle: by hand. Growth is that of the process's own pages, from the thousandth token on.

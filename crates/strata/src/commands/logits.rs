@@ -1,6 +1,7 @@
 //! `strata logits`: every token's logits in a `.npy` file, for checking against other engines.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -82,12 +83,21 @@ fn little_endian(row: &[f32]) -> Vec<u8> {
     row.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
+/// Bytes of a file of token ids, at most.
+const LONGEST: u64 = 64 << 20;
+
 /// Token ids from the flag itself, or from the file behind `@`.
 fn read_ids(flag: &str) -> Result<Vec<u32>, Failure> {
     let Some(path) = flag.strip_prefix('@') else { return parse_ids(flag, "--ids") };
-    let text = fs::read_to_string(Path::new(path))
-        .map_err(|error| Failure::failed(format!("{path}: cannot read token ids from it: {error}")))?;
-    parse_ids(&text, path)
+    let failed = |why: String| Failure::failed(format!("{path}: cannot read token ids from it: {why}"));
+    let mut text = String::new();
+    // Some files have no end.
+    let read = fs::File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_string(&mut text));
+    match read {
+        Err(error) => Err(failed(error.to_string())),
+        Ok(bytes) if bytes as u64 > LONGEST => Err(failed(format!("it has more than {} MiB", LONGEST >> 20))),
+        Ok(_) => parse_ids(&text, path),
+    }
 }
 
 fn parse_ids(text: &str, source: &str) -> Result<Vec<u32>, Failure> {
@@ -129,5 +139,7 @@ mod tests {
             assert!(message.contains(part) && message.contains("--ids"), "{message}");
         }
         assert!(read_ids("@/no/such/file").unwrap_err().to_string().contains("/no/such/file"));
+        let endless = read_ids("@/dev/zero").unwrap_err().to_string();
+        assert!(endless.contains("/dev/zero") && endless.contains("64 MiB"), "{endless}");
     }
 }
