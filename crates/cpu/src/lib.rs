@@ -30,6 +30,7 @@ mod mixer;
 mod ngram;
 mod norm;
 mod qsa;
+mod rate;
 mod recurrent;
 mod rope;
 mod route;
@@ -44,6 +45,7 @@ mod weights;
 pub use backend::Cpu;
 pub use host::CpuHostExperts;
 pub use memory::Described;
+pub use rate::{MEASURED, memory_rate};
 
 use strata_backend::BackendError;
 

@@ -5,6 +5,8 @@
 //! ([`Plan::check`], [`Limits`]), searched for the largest setting that fits ([`largest`]), and then allocated:
 //! each [`Region`] of the plan becomes one [`Block`] of the one [`Arena`].
 //!
+//! What of it has to be read for a token bounds how fast it can be ([`Weights`]).
+//!
 //! Knows bytes, names and limits; no model and no device.
 //!
 //! Invariant: what [`Plan::heap`] laid out is exactly what [`Arena`] can hand out. Regions are disjoint, aligned to
@@ -13,9 +15,11 @@
 mod arena;
 mod bytes;
 mod fit;
+mod pace;
 mod plan;
 
 pub use arena::{Arena, ArenaError, Block, HUGE_PAGE};
 pub use bytes::{Bytes, BytesError};
 pub use fit::{Limits, PlanError, largest};
+pub use pace::{Bound, Pace, Rates, Weights};
 pub use plan::{ALIGNMENT, Category, DEVICE_ALIGNMENT, Item, Line, Name, Place, Plan, Region};

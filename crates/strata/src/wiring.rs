@@ -8,12 +8,12 @@ use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
-use strata_cpu::{Cpu, CpuHostExperts};
+use strata_cpu::{Cpu, CpuHostExperts, MEASURED, memory_rate};
 use strata_cuda::driver::Device as Gpu;
 use strata_cuda::{Cuda, ExpertCache, Room, Stagers};
 use strata_engine::{Engine, EngineConfig, EngineError, ExpertHome, Planned, Readers};
 use strata_model::Model;
-use strata_plan::{Bytes, Category, Item, Limits, Place, Plan, PlanError};
+use strata_plan::{Bytes, Category, Item, Limits, Place, Plan, PlanError, Rates};
 use strata_topology::{Assignment, Role, Topology, refusal, spawn};
 
 use crate::config::{Config, Device};
@@ -208,6 +208,18 @@ impl Machine {
         let planned = planned.map_err(|error| asked.refused(error))?;
         note_mapped(&planned.plan, config);
         Ok(planned)
+    }
+
+    /// The rates at which this machine reads what was planned, as far as they are known. Host memory's is measured, where there are threads and room for
+    /// that.
+    pub fn rates(&self, planned: &Planned, config: &Config) -> Rates {
+        let number = if let Device::Cuda(number) = config.device { number } else { 0 };
+        let gpu = planned.device.as_ref().and_then(|_| gpu(number).ok());
+        let device = gpu.as_ref().map(|gpu| gpu.memory_rate as f64).filter(|rate| *rate > 0.0);
+        let link = gpu.as_ref().and_then(Gpu::link_rate);
+        let room = self.limits.available / 4 > MEASURED as u64;
+        let host = room.then(|| memory_rate(&self.assignment).ok().flatten()).flatten();
+        Rates { host, device, link }
     }
 
     /// Loads a model, with a progress bar over what has to be copied. `engine` may differ from the configuration's own, and

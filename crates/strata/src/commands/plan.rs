@@ -1,7 +1,10 @@
 //! `strata plan`: what would be put where, before anything is allocated.
 
 use serde_json::json;
-use strata_plan::{Bytes, Place};
+use strata_cpu::MEASURED;
+use strata_engine::Planned;
+use strata_model::Model;
+use strata_plan::{Bytes, Category, Place, Rates, Weights};
 
 use super::counted;
 use crate::args::PlanArgs;
@@ -19,6 +22,11 @@ pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Fa
     let (plan, spec, limits) = (&planned.plan, &planned.spec, machine.limits());
     let fits = planned.check(limits);
     let crowded_out = plan.crowded_out(limits);
+    let rates = machine.rates(&planned, &config);
+    // What is read from a disk comes at a rate that isn't known.
+    let weights = weights(&model, &planned).filter(|_| crowded_out == 0);
+    let answer = weights.and_then(|weights| weights.answer(&rates));
+    let prompt = weights.and_then(|weights| weights.prompt(&rates, spec.window));
     if args.json {
         print_json(&json!({
             "model": args.model.to_string_lossy(),
@@ -42,6 +50,8 @@ pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Fa
             },
             "limits": limits,
             "device_limits": planned.device,
+            "rates": rates,
+            "at_most": { "answer": answer, "prompt": prompt },
             "notes": machine.notes(),
             "fits": fits.is_ok(),
             "crowded_out": crowded_out,
@@ -63,6 +73,12 @@ pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Fa
                 out += &format!("fits: {} has {there} to give, {taken} are taken at start\n", limits.source);
             }
         }
+        if let Some(answer) = answer {
+            out += &format!("{}\nan answer, its experts used evenly: {answer}\n", as_text(&rates));
+        }
+        if let Some(prompt) = prompt {
+            out += &format!("a prompt of {}: {prompt}\n", counted(spec.window as u64, "token"));
+        }
         machine.notes().iter().for_each(|note| out += &format!("note: {note}\n"));
         if crowded_out > 0 {
             out += &format!(
@@ -73,4 +89,45 @@ pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Fa
         print(&out)?;
     }
     fits.map_err(|error| asked.too_large(&error))
+}
+
+/// Rates in a line.
+fn as_text(rates: &Rates) -> String {
+    let Rates { host, device, link } = *rates;
+    let known = [("host memory, measured now,", host), ("the device's memory", device), ("the link", link)];
+    let known = known.into_iter().filter_map(|(what, rate)| Some(format!("{what} {:.0} GB/s", rate? / 1e9)));
+    format!("rates: {}", known.collect::<Vec<_>>().join(", "))
+}
+
+/// What tokens read of a model as it was planned. Nothing where some experts are read from files, or caches may hold all.
+fn weights(model: &Model, planned: &Planned) -> Option<Weights> {
+    let sum = |category: Category, place: Place| {
+        let items = planned.plan.items().iter();
+        items
+            .filter(|item| (item.category, item.place) == (category, place))
+            .map(|item| item.bytes)
+            .sum::<u64>()
+    };
+    let all = |category| [Place::Heap, Place::Mapped, Place::Device].map(|place| sum(category, place));
+    let [heap, mapped, inside] = all(Category::Experts);
+    // A row of the embedding is read, unless its table is the head as well.
+    let trunk = &model.trunk;
+    let embedding = if trunk.output == trunk.token_embd { 0 } else { trunk.token_embd.bytes() as u64 };
+    let dense = all(Category::Weights).iter().sum::<u64>().saturating_sub(embedding);
+    let moe = planned.spec.shape.moe;
+    let weights = Weights { dense, inside, beside: heap + mapped, experts: moe.experts, used: moe.used };
+    let all_read = sum(Category::Experts, Place::File) == 0;
+    (all_read && dense + heap + mapped + inside > MEASURED as u64).then_some(weights)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Oracle: by hand.
+    #[test]
+    fn rates_are_told() {
+        let rates = Rates { host: Some(28.4e9), device: None, link: Some(54.4e9) };
+        assert_eq!(as_text(&rates), "rates: host memory, measured now, 28 GB/s, the link 54 GB/s");
+    }
 }

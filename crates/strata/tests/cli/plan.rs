@@ -23,6 +23,8 @@ fn bytes_add_up() {
         assert!(sum(place) > 0, "{place}");
     }
     assert_eq!(small["fits"], true);
+    // Caches may hold all of this model: no memory bounds its speed.
+    assert!(small["rates"]["host"].as_f64().unwrap() > 1e8 && small["at_most"]["answer"].is_null());
     assert_eq!(small["config"]["context"], 512);
     let heap = |json: &serde_json::Value| json["bytes"]["heap"].as_u64().unwrap();
     assert!(heap(&plan(&["--context", "1024"])) > heap(&small));
@@ -77,7 +79,7 @@ fn a_context_beyond_the_model_is_refused() {
 
 /// Oracle: a limit on addresses that leaves no room for the stacks of so many threads.
 #[test]
-fn a_plan_starts_no_threads() {
+fn a_plan_needs_no_threads() {
     let mut shell = Command::new("sh");
     shell.args(["-c", "ulimit -v 1000000; exec \"$0\" \"$@\""]).arg(cargo_bin!("strata"));
     shell.args(["plan", &pebble(), "--threads", "1000"]).env_clear().stdin(Stdio::null());
