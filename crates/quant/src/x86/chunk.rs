@@ -109,10 +109,19 @@ pub(super) trait Coded: BlockFormat {
         if Self::FACTOR == 1.0 { d } else { V::mul(d, V::splat_f(Self::FACTOR)) }
     }
 
-    /// The sub-scales of a block of 256 as signed bytes, in order: 8 or 16.
+    /// How many words [`Coded::sub_scales`] gives.
+    const SCALE_WORDS: usize = if Self::Class::HALVES { 4 } else { 2 };
+
+    /// The sub-scales of a block of 256, in order: 8 or 16, as [`Coded::sub_scale`] finds them.
     #[inline(always)]
     unsafe fn sub_scales(_block: *const u8) -> [u32; 4] {
         [0; 4]
+    }
+
+    /// Sub-scale `i` of every lane, of whose words word `w` is at `words + w`: as signed bytes, unless a format says otherwise.
+    #[inline(always)]
+    unsafe fn sub_scale<V: Vector>(words: *const [u32; WIDTH], i: usize) -> V::F {
+        V::to_f(V::signed_byte(V::load(words.add(i / 4).cast()), i % 4))
     }
 
     /// The minimums of a block of 256 as signed bytes, in order: 8 or 16.
@@ -333,8 +342,7 @@ pub(super) unsafe fn decode<V: Vector, F: Coded>(
     if F::LEN == CHUNK {
         let bytes = if F::Class::HALVES { 16 } else { 8 };
         for i in 0..bytes {
-            let s = V::signed_byte(V::load((*raw).s[i / 4].as_ptr().cast()), i % 4);
-            V::store_f(to.s.add(WIDTH * i), V::to_f(s));
+            V::store_f(to.s.add(WIDTH * i), F::sub_scale::<V>((&raw const (*raw).s).cast(), i));
             if F::MINIMUM != Minimum::None {
                 let m = V::signed_byte(V::load((*raw).m[i / 4].as_ptr().cast()), i % 4);
                 V::store_f(to.m.add(WIDTH * i), V::to_f(m));
@@ -367,11 +375,13 @@ const fn per_word<F: Coded>() -> usize {
 unsafe fn raw_scales<F: Coded>(p: *const u8, terms: usize, raw: *mut Raw, row: usize) {
     if F::LEN == CHUNK {
         (*raw).d.as_mut_ptr().cast::<u32>().add(row).write(F::scale_bits(p, 0));
-        let words = if F::Class::HALVES { 4 } else { 2 };
         let (s, m) = (F::sub_scales(p), F::minimums(p));
-        for i in 0..words {
+        for i in 0..F::SCALE_WORDS {
             (*raw).s[i][row] = s[i];
-            if F::MINIMUM != Minimum::None {
+        }
+        if F::MINIMUM != Minimum::None {
+            let words = if F::Class::HALVES { 4 } else { 2 };
+            for i in 0..words {
                 (*raw).m[i][row] = m[i];
             }
         }

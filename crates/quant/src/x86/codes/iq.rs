@@ -2,9 +2,11 @@
 //!
 //! The grids here hold codes, so that a sign is a reflection: `64 + g` becomes `64 - g`.
 
+use std::arch::x86_64::_pdep_u64;
+
 use super::{dword, gather_bits, halves, odd, qword, spread, word};
 use crate::formats::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, grids};
-use crate::x86::chunk::{Coded, Halved, Scaled};
+use crate::x86::chunk::{Coded, Halved, Scaled, WIDTH};
 use crate::x86::vector::Vector;
 
 const fn biased_8<const N: usize>(grid: &[u64; N]) -> [u64; N] {
@@ -110,6 +112,26 @@ unsafe fn whole_signs<V: Vector>(p: *const u8) -> u64 {
     if V::BLOCKS == 2 { qword(p, 0) } else { u64::from(dword(p, 0)) }
 }
 
+/// Sub-scale `2 n + 1` of nibble `i` of every lane: nibbles are spread once there is a lane for each row.
+#[inline(always)]
+unsafe fn odd_nibble<V: Vector>(v: V::I, i: usize) -> V::F {
+    let nibble = V::to_f(V::and(V::shr(v, 4 * i as u32), V::splat(15)));
+    V::fma(nibble, V::splat_f(2.0), V::splat_f(1.0))
+}
+
+/// The indices of four grid rows, in the words of a register: their 8 low bits each at `low`, those above in `high`, from
+/// where they go to `places`.
+#[inline(always)]
+unsafe fn four_indices(low: *const u8, high: u64, places: u64) -> u64 {
+    _pdep_u64(u64::from(dword(low, 0)), 0x00ff_00ff_00ff_00ff) | _pdep_u64(high, places)
+}
+
+/// Word `i` of a register.
+#[inline(always)]
+fn word_of(words: u64, i: usize) -> usize {
+    usize::from((words >> (16 * i)) as u16)
+}
+
 /// Eight nibbles as odd scales.
 #[inline(always)]
 unsafe fn odd_nibbles(nibbles: u32) -> [u32; 2] {
@@ -143,6 +165,7 @@ impl Coded for Iq2Xs {
     type Class = Halved;
     const OFFSET: u32 = 64;
     const FACTOR: f32 = 0.125;
+    const SCALE_WORDS: usize = 2;
 
     #[inline(always)]
     unsafe fn codes<V: Vector>(chunk: *const u8, step: usize) -> V::I {
@@ -150,7 +173,7 @@ impl Coded for Iq2Xs {
         let grid = if V::GATHERS {
             V::gather_qwords(IQ2_XS.as_ptr(), V::indices_of_words(p, 9))
         } else {
-            qwords!(I => *IQ2_XS.get_unchecked(usize::from(word(p, 2 * I)) & 511))
+            qwords!(I => *IQ2_XS.get_unchecked(alone(usize::from(word(p, 2 * I)) & 511)))
         };
         let signs = |at| gather_bits(qword(p, at), 0xfe00_fe00_fe00_fe00);
         let fields = if V::BLOCKS == 2 { signs(0) | signs(8) << 28 } else { signs(0) };
@@ -158,8 +181,11 @@ impl Coded for Iq2Xs {
     }
     #[inline(always)]
     unsafe fn sub_scales(block: *const u8) -> [u32; 4] {
-        let ([a, b], [c, d]) = (odd_nibbles(dword(block, 66)), odd_nibbles(dword(block, 70)));
-        [a, b, c, d]
+        [dword(block, 66), dword(block, 70), 0, 0]
+    }
+    #[inline(always)]
+    unsafe fn sub_scale<V: Vector>(words: *const [u32; WIDTH], i: usize) -> V::F {
+        odd_nibble::<V>(V::load(words.add(i / 8).cast()), i % 8)
     }
 }
 
@@ -167,23 +193,32 @@ impl Coded for Iq2S {
     type Class = Halved;
     const OFFSET: u32 = 64;
     const FACTOR: f32 = 0.125;
+    const SCALE_WORDS: usize = 2;
 
     #[inline(always)]
     unsafe fn codes<V: Vector>(chunk: *const u8, step: usize) -> V::I {
         let t = step * V::BLOCKS;
-        let low = chunk.add(2 + 4 * t);
-        let high = usize::from(word(chunk, 66 + t));
+        let (low, high) = (chunk.add(2 + 4 * t), chunk.add(66 + t));
         let grid = if V::GATHERS {
-            V::gather_qwords(IQ2_S.as_ptr(), V::add_high(V::indices_of_bytes(low), high as u32, 2, 2))
+            let high = u32::from(word(high, 0));
+            V::gather_qwords(IQ2_S.as_ptr(), V::add_high(V::indices_of_bytes(low), high, 2, 2))
         } else {
-            qwords!(I => *IQ2_S.get_unchecked(byte(low, I) | (high >> (2 * I) & 3) << 8))
+            let four = |i: usize| match i < V::BLOCKS {
+                true => four_indices(low.add(4 * i), u64::from(*high.add(i)), 0x0300_0300_0300_0300),
+                false => 0,
+            };
+            let found = [four(0), four(1)];
+            qwords!(I => *IQ2_S.get_unchecked(alone(word_of(found[I / 4], I % 4))))
         };
         V::reflect(grid, whole_signs::<V>(chunk.add(34 + 4 * t)), TWICE)
     }
     #[inline(always)]
     unsafe fn sub_scales(block: *const u8) -> [u32; 4] {
-        let ([a, b], [c, d]) = (odd_nibbles(dword(block, 74)), odd_nibbles(dword(block, 78)));
-        [a, b, c, d]
+        [dword(block, 74), dword(block, 78), 0, 0]
+    }
+    #[inline(always)]
+    unsafe fn sub_scale<V: Vector>(words: *const [u32; WIDTH], i: usize) -> V::F {
+        odd_nibble::<V>(V::load(words.add(i / 8).cast()), i % 8)
     }
 }
 
@@ -214,6 +249,7 @@ impl Coded for Iq3Xxs {
 impl Coded for Iq3S {
     type Class = Scaled;
     const OFFSET: u32 = 64;
+    const SCALE_WORDS: usize = 1;
 
     #[inline(always)]
     unsafe fn codes<V: Vector>(chunk: *const u8, step: usize) -> V::I {
@@ -223,17 +259,25 @@ impl Coded for Iq3S {
         let grid = if V::GATHERS {
             V::gather(IQ3_S.as_ptr(), V::or(V::load_bytes(low), V::lanes_of_bits(high as u32, 256)))
         } else {
+            let four = |i: usize| match i < V::BLOCKS * 2 {
+                true => four_indices(low.add(4 * i), (high >> (4 * i)) as u64, 0x0100_0100_0100_0100),
+                false => 0,
+            };
+            let found = [four(0), four(1), four(2), four(3)];
             qwords!(I => pair(
-                IQ3_S.get_unchecked(alone(byte(low, 2 * I) | (high >> (2 * I) & 1) << 8)),
-                IQ3_S.get_unchecked(alone(byte(low, 2 * I + 1) | (high >> (2 * I + 1) & 1) << 8)),
+                IQ3_S.get_unchecked(alone(word_of(found[I / 2], I % 2 * 2))),
+                IQ3_S.get_unchecked(alone(word_of(found[I / 2], I % 2 * 2 + 1))),
             ))
         };
         V::reflect(grid, whole_signs::<V>(chunk.add(74 + 4 * t)), TWICE)
     }
     #[inline(always)]
     unsafe fn sub_scales(block: *const u8) -> [u32; 4] {
-        let [a, b] = odd_nibbles(dword(block, 106));
-        [a, b, 0, 0]
+        [dword(block, 106), 0, 0, 0]
+    }
+    #[inline(always)]
+    unsafe fn sub_scale<V: Vector>(words: *const [u32; WIDTH], i: usize) -> V::F {
+        odd_nibble::<V>(V::load(words.cast()), i)
     }
 }
 
