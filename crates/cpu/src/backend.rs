@@ -10,7 +10,7 @@ use strata_backend::{
 use strata_plan::{Arena, Block, Plan};
 use strata_quant::{Activations, Isa};
 use strata_residency::{ExpertStore, LayerSource};
-use strata_topology::{Assignment, Pool};
+use strata_topology::{Assignment, Latch, Pool};
 
 use crate::bench::{Bench, Crew, GRAIN, MOST_STREAMS, TILE};
 use crate::buffers::Buffers;
@@ -87,6 +87,8 @@ pub(crate) struct CpuBackend {
     pub(crate) routing: Routing,
     /// Per place of the routing `[D]`.
     pub(crate) products: Block<f32>,
+    /// For the experts of one row.
+    pub(crate) latches: Vec<Latch>,
     pub(crate) store: Arc<ExpertStore>,
     counters: Counters,
     submitted: u64,
@@ -145,6 +147,7 @@ impl CpuBackend {
             rope,
             routing,
             products,
+            latches: (0..spec.shape.moe.used).map(|_| Latch::new()).collect(),
             store,
             counters: Counters::default(),
             submitted: 0,

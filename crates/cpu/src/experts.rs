@@ -3,18 +3,20 @@
 //! Owns how (row, expert) pairs become work: a *unit* is up to [`TILE`](crate::bench::TILE) rows of one expert. Expert bytes come from the store
 //! only, pinned by whoever computes with them and as long as that.
 //!
-//! Units are done one per task, each through all of an expert, where that keeps all threads busy; otherwise several units share two
-//! regions, cut by weight rows. The bits are the same.
+//! Units are done one per task, each through all of an expert, where that keeps all threads busy; otherwise several units share
+//! regions, cut by weight rows: two and more small ones for units of several rows, one for the experts of one row. The bits are the same.
 
 use std::ops::Range;
 use std::sync::OnceLock;
 
 use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, MoeShape, Shape, SharedWeights};
-use strata_quant::{Columns, Format, Matrix, dispatch, lanes, math};
+use strata_quant::{Columns, Format, Isa, Matrix, Out, dispatch, lanes, math, matmul};
 use strata_residency::{ExpertId, ExpertStore, Pinned};
+use strata_topology::Latch;
 
 use crate::backend::CpuBackend;
 use crate::bench::{Scratch, Spread, Team};
+use crate::relay::{Pieces, relay};
 use crate::route::Routing;
 use crate::shared::{Grid, Job, run, run_on};
 use crate::{failed, weights};
@@ -93,6 +95,8 @@ impl CpuBackend {
             run_on(team.pool, &mut self.bench, split, |unit, out, scratch| {
                 stage.note(stage.unit(team.alone(), unit, out.into_slice(), scratch));
             });
+        } else if rows == 1 {
+            stage.one_row(team, products, self.bench.whole(), &mut self.latches);
         } else {
             // As many units at a time as there are places for their columns.
             let at_once = self.bench.acts.len();
@@ -178,6 +182,14 @@ dispatch! {
     }
 }
 
+/// All of `w` times one column, into `out`.
+fn multiply(isa: Isa, w: Matrix<'_>, x: Columns<'_>, out: &mut [f32]) {
+    let rows = out.len();
+    if rows > 0 {
+        matmul(isa, w, 0..rows, x, Out::new(out, rows));
+    }
+}
+
 impl Stage<'_> {
     /// All of an expert for one unit's rows, into `out`, `[rows][D]`.
     fn unit(
@@ -216,15 +228,12 @@ impl Stage<'_> {
         let gathered = scratch.take(n * d);
         let (gates, ups) = (scratch.take(n * width), scratch.take(n * width));
         let acts = &mut scratch.acts[..count];
-        let blocks = !self.formats.gate.is_float() || !self.formats.up.is_float();
-        // A single row is the column of every unit.
-        let single = self.u.len() == d;
-        let parts = if single { 1 } else { count };
+        let blocks = self.blocks();
         let isa = team.isa;
-        let columns = Grid::bands(gathered, d, &bounds[..=parts], d);
+        let columns = Grid::bands(gathered, d, bounds, d);
         let pool = |work| team.pool.filter(|_| team.tasks(work) > 1);
-        run(pool(4 * n * d), (columns, Grid::rows(&mut acts[..parts], 1, 1)), |part, (columns, acts)| {
-            let x = self.columns_into(units.start + part, columns.into_slice());
+        run(pool(4 * n * d), (columns, Grid::rows(acts, 1, 1)), |unit, (columns, acts)| {
+            let x = self.columns_into(units.start + unit, columns.into_slice());
             if blocks {
                 acts.into_slice()[0].quantise(isa, x, d, x.len() / d);
             }
@@ -244,11 +253,10 @@ impl Stage<'_> {
             let unit = task / cuts;
             let done = self.pin(units.start + unit).and_then(|pinned| {
                 let expert = self.expert(units.start + unit, &pinned)?;
-                let part = if single { 0 } else { unit };
-                let x = &x[(bounds[part] as usize - base) * d..(bounds[part + 1] as usize - base) * d];
+                let x = &x[(bounds[unit] as usize - base) * d..(bounds[unit + 1] as usize - base) * d];
                 let columns = |w: &Matrix<'_>| match w.format().is_float() {
                     true => Columns::Float(x),
-                    false => Columns::Quantised(&quantised[part]),
+                    false => Columns::Quantised(&quantised[unit]),
                 };
                 gate.multiply(isa, expert.gate, columns(&expert.gate));
                 up.multiply(isa, expert.up, columns(&expert.up));
@@ -287,6 +295,81 @@ impl Stage<'_> {
             });
             self.note(done);
         });
+    }
+
+    /// All experts of one row, all workers on each, in one region; into `products`, `[units][D]`. The bench has a place for each
+    /// unit's columns and one for the row's, and `latches` one for each unit.
+    pub(crate) fn one_row(
+        &self,
+        team: Team<'_>,
+        products: &mut [f32],
+        mut scratch: Scratch<'_>,
+        latches: &mut [Latch],
+    ) {
+        let (d, width, count, isa) = (self.d, self.moe.width, self.units.len(), team.isa);
+        let hidden = scratch.take(count * 2 * width);
+        let (row, states) = scratch.acts.split_at_mut(1);
+        let (row, states) = (&mut row[0], &mut states[..count]);
+        if self.blocks() {
+            row.quantise(isa, self.u, d, 1);
+        }
+        let columns = |w: &Matrix<'_>| match w.format().is_float() {
+            true => Columns::Float(self.u),
+            false => Columns::Quantised(row),
+        };
+        // Kernels take 16 rows at a time, or 16 times as many as make whole chunks of 256 values together.
+        let cut = |rows: usize, k: usize| {
+            let strip = 16 * (8 >> (k / 32).trailing_zeros().min(3));
+            rows.div_ceil(team.tasks(rows * k)).next_multiple_of(strip)
+        };
+        let cuts = [cut(count * 2 * width, d), cut(count * d, width)];
+        let alone = cuts[0] >= count * 2 * width && cuts[1] >= count * d;
+        relay(
+            team.pool.filter(|_| !alone),
+            latches,
+            Pieces { data: hidden, each: 2 * width, grain: cuts[0] },
+            states,
+            Pieces { data: products, each: d, grain: cuts[1] },
+            |unit, rows, out| {
+                self.with(unit, |expert| {
+                    // Gate rows lie before up rows.
+                    let (gates, ups) = out.split_at_mut(width.clamp(rows.start, rows.end) - rows.start);
+                    let gate_rows = rows.start.min(width)..rows.end.min(width);
+                    let up_rows = rows.start.max(width) - width..rows.end.max(width) - width;
+                    multiply(isa, expert.gate.part(gate_rows), columns(&expert.gate), gates);
+                    multiply(isa, expert.up.part(up_rows), columns(&expert.up), ups);
+                });
+            },
+            |_, hidden, acts| {
+                let (gate, up) = hidden.split_at_mut(width);
+                swiglu(isa, gate, up);
+                if !self.formats.down.is_float() {
+                    acts.quantise(isa, gate, width, 1);
+                }
+            },
+            |unit, rows, hidden, acts, out| {
+                self.with(unit, |expert| {
+                    let columns = match self.formats.down.is_float() {
+                        true => Columns::Float(&hidden[..width]),
+                        false => Columns::Quantised(acts),
+                    };
+                    multiply(isa, expert.down.part(rows), columns, out);
+                });
+            },
+        );
+    }
+
+    /// Whether gate or up rows want quantised columns.
+    fn blocks(&self) -> bool {
+        !self.formats.gate.is_float() || !self.formats.up.is_float()
+    }
+
+    /// `f` with a unit's expert, which stays where it is meanwhile.
+    fn with(&self, unit: usize, f: impl FnOnce(Expert<'_>)) {
+        self.note(self.pin(unit).and_then(|pinned| {
+            f(self.expert(unit, &pinned)?);
+            Ok(())
+        }));
     }
 
     /// A unit's columns, `[rows][D]`: in place where the rows follow each other, else gathered in `room`.

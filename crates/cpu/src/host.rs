@@ -8,7 +8,7 @@ use strata_backend::{BackendError, BuildHostExperts, ExpertWeights, HostExperts,
 use strata_plan::{Arena, Category, Place, Plan, Region};
 use strata_quant::Activations;
 use strata_residency::ExpertStore;
-use strata_topology::Pool;
+use strata_topology::{Latch, Pool};
 
 use crate::bench::{Bench, Crew, SLACK};
 use crate::experts::{Stage, unit_floats};
@@ -26,7 +26,7 @@ impl BuildHostExperts for CpuHostExperts {
     fn describe(&self, spec: &Spec, plan: &mut Plan) -> Region {
         let used = spec.shape.moe.used;
         let floats = unit_floats(&spec.shape, used) + SLACK;
-        let columns = used * Activations::bytes_for(longest(spec), 1);
+        let columns = (used + 1) * Activations::bytes_for(longest(spec), 1);
         plan.item(Category::Scratch, "cpu quantised columns", Place::Heap, columns as u64);
         plan.heap(Category::Scratch, "cpu experts", floats * size_of::<f32>())
     }
@@ -40,12 +40,13 @@ impl BuildHostExperts for CpuHostExperts {
     ) -> Result<Box<dyn HostExperts>, BackendError> {
         let (Cpu { assignment, isa, grain }, used) = (self.0, spec.shape.moe.used);
         let floats = arena.take(region).map_err(failed)?;
-        let acts = (0..used).map(|_| Activations::new(longest(spec), 1)).collect();
+        let acts = (0..=used).map(|_| Activations::new(longest(spec), 1)).collect();
         Ok(Box::new(CpuExperts {
             crew: Crew { pool: Pool::with(&assignment).map_err(failed)?, isa, grain },
             bench: Bench { each: floats.len(), floats, acts },
             order: vec![0; used],
             bounds: (0..=used as u32).collect(),
+            latches: (0..used).map(|_| Latch::new()).collect(),
             store,
             d: spec.shape.hidden,
             moe: spec.shape.moe,
@@ -60,6 +61,7 @@ struct CpuExperts {
     /// The one row, for each expert; and where each expert's places end.
     order: Vec<u32>,
     bounds: Vec<u32>,
+    latches: Vec<Latch>,
     store: Arc<ExpertStore>,
     d: usize,
     moe: MoeShape,
@@ -110,7 +112,7 @@ impl HostExperts for CpuExperts {
             bounds: &self.bounds[..=count],
             error: OnceLock::new(),
         };
-        stage.together(self.crew.team(), 0..count, out, self.bench.whole());
+        stage.one_row(self.crew.team(), out, self.bench.whole(), &mut self.latches);
         stage.error.into_inner().map_or(Ok(()), Err)
     }
 }

@@ -32,6 +32,7 @@ mod norm;
 mod qsa;
 mod rate;
 mod recurrent;
+mod relay;
 mod rope;
 mod route;
 mod select;

@@ -35,7 +35,7 @@ pub(crate) struct Sizes {
     pub(crate) piece_rows: usize,
     /// Floats of a piece.
     pub(crate) piece_floats: usize,
-    /// Places to work: one per thread, or per expert of a row if those are more.
+    /// Places to work: one per thread, or per expert of a row and for the row itself if those are more.
     pub(crate) places: usize,
     /// Floats of a place.
     pub(crate) each: usize,
@@ -80,7 +80,7 @@ impl Sizes {
         Sizes {
             piece_rows,
             piece_floats: most(&piece) + SLACK,
-            places: threads.max(moe.used),
+            places: threads.max(moe.used + 1),
             each: (most(&each) + SLACK).next_multiple_of(16),
             k_max: most(&columns).next_multiple_of(32),
         }

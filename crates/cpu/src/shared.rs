@@ -6,7 +6,7 @@
 //! Invariant: a split exists for one region and is consumed by it; it hands out part `t` to task `t` only, once; and the
 //! parts of different tasks don't overlap, by construction or by a check in the constructor.
 //!
-//! All `unsafe` of this crate is here, but for what `strata_quant::dispatch!` expands to.
+//! All `unsafe` of this crate is here and in [`relay`](crate::relay), but for what `strata_quant::dispatch!` expands to.
 
 #![allow(unsafe_code)]
 

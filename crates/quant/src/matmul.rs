@@ -75,6 +75,15 @@ impl<'a> Matrix<'a> {
         Matrix { tensor_scale: Some(tensor_scale), ..self }
     }
 
+    /// Rows `rows` as a matrix of their own.
+    ///
+    /// # Panics
+    /// If they aren't rows of this one.
+    pub fn part(self, rows: Range<usize>) -> Matrix<'a> {
+        let bytes = &self.bytes[rows.start * self.row_bytes..rows.end * self.row_bytes];
+        Matrix { bytes, rows: rows.len(), ..self }
+    }
+
     /// The weights' format.
     pub fn format(&self) -> Format {
         self.format

@@ -34,6 +34,6 @@ pub use affinity::{Refusal, refusal, spawn};
 pub use cgroup::CpuQuota;
 pub use cpuset::{CpuSet, ParseCpuSetError};
 pub use memory::{CgroupMemory, MemoryLimits, Resident};
-pub use pool::{Pool, PoolError};
+pub use pool::{Last, Latch, Pool, PoolError};
 pub use roles::{AssignError, Assignment, Role};
 pub use topology::{Caches, Cpu, Kind, Topology};

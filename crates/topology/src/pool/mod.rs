@@ -6,12 +6,13 @@
 //! other closely, such as one decode step.
 //!
 //! Invariant (the project's promise that no thread spins while it waits): a thread of the pool spins only
-//! inside a step, at most [`Pool::SPIN_LIMIT`] at a time, and never when there are more threads than CPUs or
+//! inside a step, at most [`Pool::SPIN_LIMIT`] at a time (between regions, or at a [`Latch`] inside of one), and never when there are more threads than CPUs or
 //! the process has a CPU quota. Everything else is a sleep on a futex.
 //!
 //! A region allocates nothing. What it costs is `benches/pool.rs`.
 
 mod job;
+mod latch;
 #[cfg(all(test, any(loom, shuttle)))]
 mod model;
 mod regions;
@@ -26,6 +27,7 @@ use std::time::Duration;
 use crate::affinity::spawn;
 use crate::roles::{AssignError, Assignment, Role};
 use crate::topology::Topology;
+pub use latch::{Last, Latch};
 use regions::Regions;
 
 /// Why a pool could not be made.
@@ -125,6 +127,13 @@ impl Pool {
             let start = task * grain;
             f(start..len.min(start.saturating_add(grain)), worker);
         });
+    }
+
+    /// Waits until `latch` is open, as threads wait between regions: with a spin inside a step, then asleep. Only a task of the
+    /// running region may wait, and only for tasks of that region with lower numbers than its own: these have begun, as tasks
+    /// are claimed in ascending order.
+    pub fn wait_for(&self, latch: &Latch) {
+        latch.wait(if self.regions.stepping() { self.spin } else { Duration::ZERO });
     }
 
     /// Begins a step, unless one is running: until [`Pool::end_step`], threads that wait for the next region may

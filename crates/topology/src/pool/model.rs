@@ -20,6 +20,7 @@ use loom::thread;
 #[cfg(shuttle)]
 use shuttle::thread;
 
+use super::latch::Word;
 use super::regions::{Regions, Sound, Variant};
 use crate::sync::{Cell, Futex, Ordering};
 
@@ -132,6 +133,33 @@ fn a_task_panics<V: Variant + 'static>(workers: usize, which: usize, tasks: usiz
     });
 }
 
+/// A region whose first tasks do parts of something, whose last part's task makes something of it, and whose other tasks wait
+/// for that and read it.
+fn tasks_wait<V: Variant + 'static>(workers: usize, parts: usize, readers: usize, spin: Duration) {
+    with_pool::<V>(workers, spin, |regions| {
+        let slots = Slots::new(parts + 1);
+        let mut latch = Word::<V>::new();
+        latch.close(parts as u32);
+        let latch = latch;
+        regions.run(
+            parts + readers,
+            &|task, _| {
+                if task < parts {
+                    slots.add(task, 1);
+                    if latch.done(1) {
+                        slots.add(parts, (0..parts).map(|part| slots.get(part)).sum());
+                        latch.open();
+                    }
+                } else {
+                    latch.wait(spin);
+                    assert_eq!(slots.get(parts), parts as u32);
+                }
+            },
+            spin,
+        );
+    });
+}
+
 /// The pool goes while its workers sleep, or are about to.
 fn stops_while_asleep<V: Variant + 'static>(workers: usize) {
     with_pool::<V>(workers, SLEEP_AT_ONCE, |_| {});
@@ -157,6 +185,10 @@ mutant!(SilentSleeper: SILENT_SLEEPER);
 mutant!(SilentCaller: SILENT_CALLER);
 mutant!(StopAfterEpoch: STOP_AFTER_EPOCH);
 mutant!(ForgetAbandoned: FORGET_ABANDONED);
+mutant!(SilentWaiter: SILENT_WAITER);
+mutant!(OpenBeforeLast: OPEN_BEFORE_LAST);
+#[cfg(loom)]
+mutant!(RelaxedParts: RELAXED_PARTS);
 
 /// Whether the checker finds something wrong with `scenario`.
 fn caught(scenario: impl Fn() + Send + Sync + 'static) -> bool {
@@ -216,6 +248,7 @@ fn many_workers() {
     check(|| everyone_is_needed::<Sound>(4, 3, SLEEP_AT_ONCE));
     check(|| everyone_is_needed::<Sound>(3, 3, SPIN));
     check(|| a_task_panics::<Sound>(3, 4, 9));
+    check(|| tasks_wait::<Sound>(3, 3, 4, SLEEP_AT_ONCE));
 }
 
 #[test]
@@ -223,6 +256,14 @@ fn every_worker_comes() {
     check(|| everyone_is_needed::<Sound>(1, 2, SLEEP_AT_ONCE));
     check(|| everyone_is_needed::<Sound>(1, 2, SPIN));
     check_within(1, || everyone_is_needed::<Sound>(2, 1, SLEEP_AT_ONCE));
+}
+
+#[test]
+fn tasks_wait_for_tasks() {
+    check(|| tasks_wait::<Sound>(1, 1, 1, SLEEP_AT_ONCE));
+    check(|| tasks_wait::<Sound>(1, 2, 1, SLEEP_AT_ONCE));
+    check(|| tasks_wait::<Sound>(1, 2, 2, SPIN));
+    check_within(1, || tasks_wait::<Sound>(2, 2, 2, SLEEP_AT_ONCE));
 }
 
 #[test]
@@ -285,4 +326,21 @@ fn mutant_stop_after_the_call() {
 #[test]
 fn mutant_abandoned_tasks_forgotten() {
     assert!(caught(|| a_task_panics::<ForgetAbandoned>(1, 0, 3)));
+}
+
+#[test]
+fn mutant_waiter_unannounced() {
+    assert!(caught(|| tasks_wait::<SilentWaiter>(1, 1, 1, SLEEP_AT_ONCE)));
+}
+
+#[test]
+fn mutant_latch_open_too_early() {
+    assert!(caught(|| tasks_wait::<OpenBeforeLast>(1, 1, 1, SLEEP_AT_ONCE)));
+}
+
+/// Only loom knows memory orders.
+#[cfg(loom)]
+#[test]
+fn mutant_parts_without_their_effects() {
+    assert!(caught(|| tasks_wait::<RelaxedParts>(1, 2, 1, SLEEP_AT_ONCE)));
 }

@@ -60,6 +60,12 @@ pub(super) trait Variant {
     const STOP_AFTER_EPOCH: bool = false;
     /// Tasks that nobody claims after a panic are not accounted for.
     const FORGET_ABANDONED: bool = false;
+    /// Who waits for a latch sleeps without saying so.
+    const SILENT_WAITER: bool = false;
+    /// A latch is open once its parts are done, whatever is still made of them.
+    const OPEN_BEFORE_LAST: bool = false;
+    /// What the parts of a latch did is not carried to whoever did the last.
+    const RELAXED_PARTS: bool = false;
 }
 
 /// The protocol as it is.

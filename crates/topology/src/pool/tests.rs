@@ -57,6 +57,44 @@ fn worker_numbers_are_exclusive() {
     }
 }
 
+/// Oracle: counting. Tasks that wait see what all earlier ones did, with spinning and without, also where a task panics: then
+/// nobody waits for ever.
+#[test]
+fn tasks_wait_for_earlier_ones() {
+    for threads in [1, 2, 5] {
+        let pool = pool(threads);
+        let mut latch = Latch::new();
+        for round in 0..300 {
+            let broken = round % 7 == 3;
+            if round % 2 == 0 {
+                pool.begin_step()
+            } else {
+                pool.end_step()
+            }
+            latch.close(12);
+            let (parts, made) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            let latch = &latch;
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                pool.run(9, &|task, _| {
+                    if task < 4 {
+                        parts.fetch_add(3, Ordering::Relaxed);
+                        if let Some(_last) = latch.done(3) {
+                            made.store(parts.load(Ordering::Relaxed), Ordering::Relaxed);
+                            if broken {
+                                std::panic::resume_unwind(Box::new(task));
+                            }
+                        }
+                    } else {
+                        pool.wait_for(latch);
+                        assert_eq!(made.load(Ordering::Relaxed), 12);
+                    }
+                })
+            }));
+            assert_eq!(outcome.is_err(), broken, "round {round} on {threads} threads");
+        }
+    }
+}
+
 /// Oracle: the payload. It reaches the caller whoever panicked, no task runs twice or after the return, and
 /// the pool works on.
 #[test]
