@@ -16,7 +16,7 @@ use strata_topology::Latch;
 
 use crate::backend::CpuBackend;
 use crate::bench::{Scratch, Spread, Team};
-use crate::relay::{Pieces, relay};
+use crate::relay::{Items, Pieces, relay};
 use crate::route::Routing;
 use crate::shared::{Grid, Job, run, run_on};
 use crate::{failed, weights};
@@ -326,9 +326,8 @@ impl Stage<'_> {
         let alone = cuts[0] >= count * 2 * width && cuts[1] >= count * d;
         relay(
             team.pool.filter(|_| !alone),
-            latches,
+            Items { latches, states },
             Pieces { data: hidden, each: 2 * width, grain: cuts[0] },
-            states,
             Pieces { data: products, each: d, grain: cuts[1] },
             |unit, rows, out| {
                 self.with(unit, |expert| {

@@ -28,6 +28,14 @@ impl Pieces<'_> {
     }
 }
 
+/// What there is for each item.
+pub(crate) struct Items<'a, S> {
+    /// At least as many as there are items.
+    pub(crate) latches: &'a mut [Latch],
+    /// What becomes of an item between its stages.
+    pub(crate) states: &'a mut [S],
+}
+
 /// Where memory starts that the tasks of a region share.
 struct Start<T>(*mut T);
 
@@ -35,16 +43,13 @@ struct Start<T>(*mut T);
 // of them read at a time is `Sync`.
 unsafe impl<T: Send + Sync> Sync for Start<T> {}
 
-/// For every item, as many as `states`: `begin(item, range, part)` for its `range` of `first`, in parts; then once
+/// For every item: `begin(item, range, part)` for its `range` of `first`, in parts; then once
 /// `between(item, whole, state)`; then `end(item, range, whole, state, part)` for its `range` of `second`, in parts. One
 /// region on `pool`, or all of it here without one.
-///
-/// `latches` has one for each item.
 pub(crate) fn relay<S: Send + Sync>(
     pool: Option<&Pool>,
-    latches: &mut [Latch],
+    Items { latches, states }: Items<'_, S>,
     first: Pieces<'_>,
-    states: &mut [S],
     second: Pieces<'_>,
     begin: impl Fn(usize, Range<usize>, &mut [f32]) + Sync,
     between: impl Fn(usize, &mut [f32], &mut S) + Sync,
@@ -154,9 +159,8 @@ mod tests {
                         let mut sums = vec![0.0; items];
                         relay(
                             pool,
-                            &mut latches,
+                            Items { latches: &mut latches, states: &mut sums },
                             Pieces { data: &mut first, each: 10, grain: cuts[0] },
-                            &mut sums,
                             Pieces { data: &mut second, each: 6, grain: cuts[1] },
                             |item, range, part| {
                                 part.iter_mut().zip(range).for_each(|(x, i)| *x = (item * 100 + i) as f32)
@@ -191,9 +195,8 @@ mod tests {
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 relay(
                     Some(&pool),
-                    &mut latches,
+                    Items { latches: &mut latches, states: &mut [(), ()] },
                     Pieces { data: &mut first, each: 4, grain: 1 },
-                    &mut [(), ()],
                     Pieces { data: &mut second, each: 4, grain: 1 },
                     |item, range, _| assert!(item * 4 + range.start != which, "part {which}"),
                     |_, _, ()| {},

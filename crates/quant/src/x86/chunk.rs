@@ -376,13 +376,13 @@ unsafe fn raw_scales<F: Coded>(p: *const u8, terms: usize, raw: *mut Raw, row: u
     if F::LEN == CHUNK {
         (*raw).d.as_mut_ptr().cast::<u32>().add(row).write(F::scale_bits(p, 0));
         let (s, m) = (F::sub_scales(p), F::minimums(p));
-        for i in 0..F::SCALE_WORDS {
-            (*raw).s[i][row] = s[i];
+        for (to, s) in (*raw).s.iter_mut().zip(s).take(F::SCALE_WORDS) {
+            to[row] = s;
         }
         if F::MINIMUM != Minimum::None {
             let words = if F::Class::HALVES { 4 } else { 2 };
-            for i in 0..words {
-                (*raw).m[i][row] = m[i];
+            for (to, m) in (*raw).m.iter_mut().zip(m).take(words) {
+                to[row] = m;
             }
         }
         return;
