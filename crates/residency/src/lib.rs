@@ -27,6 +27,7 @@ mod error;
 mod heat;
 mod moves;
 mod ranking;
+mod reads;
 mod ring;
 mod roster;
 mod slots;
@@ -40,6 +41,10 @@ pub use error::{LayerError, RingError, StoreError};
 pub use heat::{Heat, Pace, STEP};
 pub use moves::{Caution, Cost, Costs, Move, Swap, plan_moves};
 pub use ranking::{Ranking, RankingError};
+pub use reads::{
+    Done, MOST_PIECES, PAGE, Piece, ReadError, ReadFile, Reader, ReaderOptions, SpawnReader, Way, most_room,
+    skew,
+};
 pub use ring::{
     Buffer, Canceller, Counters, Generation, PositionedReads, Ring, RingThread, Source, Spawn, Transfer,
     TransferEngine, Waits, buffers_in,
