@@ -1,7 +1,8 @@
 //! The routed experts' products, the shared expert, and the sum over all: docs/qwen4exp.md, section 2.4.
 //!
 //! Owns how (row, expert) pairs become work: a *unit* is up to [`TILE`](crate::bench::TILE) rows of one expert. Expert bytes come from the store
-//! only, pinned by whoever computes with them and as long as that.
+//! only, pinned by whoever computes with them and as long as that. Where it reads experts from files, units are done in portions, each once its
+//! experts have been read, while those of the next are.
 //!
 //! Units are done one per task, each through all of an expert, where that keeps all threads busy; otherwise several units share two
 //! regions, cut by weight rows. The bits are the same.
@@ -11,7 +12,7 @@ use std::sync::OnceLock;
 
 use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, MoeShape, Shape, SharedWeights};
 use strata_quant::{Columns, Format, Matrix, dispatch, lanes, math};
-use strata_residency::{ExpertId, ExpertStore, Pinned};
+use strata_residency::{ExpertId, ExpertStore, Pinned, StoreError, Tier};
 
 use crate::backend::CpuBackend;
 use crate::bench::{Scratch, Spread, Team};
@@ -87,18 +88,27 @@ impl CpuBackend {
             error: OnceLock::new(),
         };
         let products = &mut self.products[..rows * moe.used * d];
-        let tasks = count.next_multiple_of(team.threads());
-        if team.threads() == 1 || 5 * count > 4 * tasks {
-            let split = Grid::bands(products, d, stage.bounds, d);
-            run_on(team.pool, &mut self.bench, split, |unit, out, scratch| {
-                stage.note(stage.unit(team.alone(), unit, out.into_slice(), scratch));
-            });
-        } else {
-            // As many units at a time as there are places for their columns.
-            let at_once = self.bench.acts.len();
-            for first in (0..count).step_by(at_once) {
-                let units = first..count.min(first + at_once);
-                stage.together(team, units, products, self.bench.whole());
+        // A row for each sequence at most: a step, from which their use is learned.
+        let step = rows <= self.spec.sequences;
+        for units in self.store.tour(layer.0, stage.units, step)? {
+            let units = units?;
+            let tasks = units.len().next_multiple_of(team.threads());
+            if team.threads() == 1 || 5 * units.len() > 4 * tasks {
+                let bounds = &stage.bounds[units.start..=units.end];
+                let part = &mut products[bounds[0] as usize * d..bounds[units.len()] as usize * d];
+                run_on(team.pool, &mut self.bench, Grid::bands(part, d, bounds, d), |unit, out, scratch| {
+                    stage.note(stage.unit(team.alone(), units.start + unit, out.into_slice(), scratch));
+                });
+            } else {
+                // As many units at a time as there are places for their columns.
+                let at_once = self.bench.acts.len();
+                for first in units.clone().step_by(at_once) {
+                    let units = first..units.end.min(first + at_once);
+                    stage.together(team, units, products, self.bench.whole());
+                }
+            }
+            if stage.error.get().is_some() {
+                break;
             }
         }
         if let Some(error) = stage.error.into_inner() {
@@ -314,7 +324,12 @@ impl Stage<'_> {
     /// Keeps the unit's expert where it is, wherever that is.
     fn pin(&self, unit: usize) -> Result<Pinned<'_>, BackendError> {
         let id = ExpertId { layer: self.layer.0, expert: self.units[unit] as u16 };
-        Ok(self.store.pin_current(id)?)
+        let pinned = self.store.pin_current(id)?;
+        match pinned.tier() {
+            // Never through the mapping where experts are to be read.
+            Tier::Mapped if self.store.reads_files() => Err(StoreError::Absent { id }.into()),
+            _ => Ok(pinned),
+        }
     }
 
     fn expert<'p>(&self, unit: usize, pinned: &'p Pinned<'_>) -> Result<Expert<'p>, BackendError> {

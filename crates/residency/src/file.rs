@@ -23,7 +23,7 @@ use strata_plan::Block;
 
 use crate::reads::{Done, MOST_PIECES, Piece, ReadError, Reader};
 use crate::slots::Content;
-use crate::{ExpertId, ExpertStore, Heat, Move, Progress, Roster, SlotId, Slots, StoreError};
+use crate::{ExpertId, ExpertStore, Heat, Move, Progress, Ranking, Roster, SlotId, Slots, StoreError};
 
 /// What tours did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -100,6 +100,24 @@ impl FileTier {
             count: FileCount::default(),
             failed: None,
         }
+    }
+
+    /// What a tier of these slots takes beside their memory, bytes.
+    pub fn bytes(slots: &Slots) -> u64 {
+        let (slots, experts) = (slots.ids().count(), slots.roster().len());
+        let slot = size_of::<Option<Block<u8>>>()
+            + size_of::<u64>()
+            + size_of::<Rank>()
+            + 2 * size_of::<u64>()
+            + size_of::<Content>();
+        // The heat's counts, the tours, and the slots of experts.
+        let expert = 3 * size_of::<u32>() + 2 * size_of::<u64>() + size_of::<Option<SlotId>>();
+        (slots * slot + experts * expert) as u64
+    }
+
+    /// What was learned of experts' use, if there were steps.
+    pub(crate) fn learned(&self, now: u64) -> Option<Ranking> {
+        self.stepped.map(|_| Ranking::of(&self.heat, now))
     }
 
     /// How it reads, and what it would rather have had.

@@ -14,7 +14,7 @@ use strata_plan::{ALIGNMENT, Block};
 use crate::cell::{Cell, Epoch, Pin, Refused};
 use crate::copy::FreeSlots;
 use crate::file::{FileCount, FileTier};
-use crate::{Blob, CopyEngine, CopyError, HeapSlot, LayerSource, StoreError};
+use crate::{Blob, CopyEngine, CopyError, HeapSlot, LayerSource, Ranking, StoreError};
 
 /// Which expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -153,6 +153,17 @@ impl ExpertStore {
     /// What reads experts from files.
     pub(crate) fn file(&self) -> Option<&std::sync::Mutex<FileTier>> {
         self.file.as_ref()
+    }
+
+    /// Whether experts without a copy are read from files, by [`ExpertStore::tour`].
+    #[inline]
+    pub fn reads_files(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// What steps taught of experts' use, at a time in seconds since 1970; nothing for a store that reads no files, or without steps.
+    pub fn learned(&self, now: u64) -> Option<Ranking> {
+        self.file()?.lock().unwrap_or_else(PoisonError::into_inner).learned(now)
     }
 
     /// What was read from files since this was last asked; nothing for a store that reads none.
