@@ -65,8 +65,14 @@ impl CpuBackend {
         u: Buffer,
     ) -> Result<usize, BackendError> {
         let (d, moe) = (self.spec.shape.hidden, self.spec.shape.moe);
+        grouped(&self.routing, rows)?;
+        if rows == 1 && self.store.reads_files() {
+            self.routing.put_first(|expert| {
+                let id = ExpertId { layer: layer.0, expert: expert as u16 };
+                self.store.tier(id).is_ok_and(|tier| tier == Tier::Heap)
+            });
+        }
         let routing = &self.routing;
-        grouped(routing, rows)?;
         let team = self.crew.team();
         let [u] = self.buffers.get([(u, rows, d)])?;
         let count = routing.unit_count;

@@ -51,8 +51,8 @@ pub struct FileTier {
     /// When each slot got or lent its expert last, by a count of such events.
     touched: Vec<u64>,
     now: u64,
-    /// By number of expert: the last tour that has it.
-    toured: Vec<u64>,
+    /// By number of expert: the last tour that has it, and where that comes to it first.
+    toured: Vec<(u64, usize)>,
     tour: u64,
     /// Experts that may be on their way for one part of a tour.
     most: usize,
@@ -74,10 +74,9 @@ impl fmt::Debug for FileTier {
 }
 
 impl FileTier {
-    /// A tier of these slots, each with the memory of its number, page by page. A part of a tour reads up to `most` experts, for which
-    /// the reader must have been made; there
-    /// should be twice as many slots for the longest of them, so that reading goes on behind computing. `heat` is what is known of experts'
-    /// use.
+    /// A tier of these slots, each with the memory of its number, which starts at a page. Up to `most` experts are read at once, for which the
+    /// reader must have been made; there should be twice as many slots for the longest of them, so that reading goes on behind computing. `heat`
+    /// is what is known of experts' use.
     ///
     /// # Panics
     /// There isn't memory of its length for each slot.
@@ -93,7 +92,7 @@ impl FileTier {
             empty: memory.into_iter().map(Some).collect(),
             slots,
             now: 0,
-            toured: vec![0; experts],
+            toured: vec![(0, 0); experts],
             tour: 0,
             most: most.max(1),
             stepped: None,
@@ -111,18 +110,14 @@ impl FileTier {
             + 2 * size_of::<u64>()
             + size_of::<Content>();
         // The heat's counts, the tours, and the slots of experts.
-        let expert = 3 * size_of::<u32>() + 2 * size_of::<u64>() + size_of::<Option<SlotId>>();
+        let expert =
+            3 * size_of::<u32>() + size_of::<u64>() + size_of::<(u64, usize)>() + size_of::<Option<SlotId>>();
         (slots * slot + experts * expert) as u64
     }
 
     /// What was learned of experts' use, if there were steps.
     pub(crate) fn learned(&self, now: u64) -> Option<Ranking> {
         self.stepped.map(|_| Ranking::of(&self.heat, now))
-    }
-
-    /// How it reads, and what it would rather have had.
-    pub fn reader(&self) -> &Reader {
-        &self.reader
     }
 
     fn roster(&self) -> &Roster {
@@ -137,7 +132,7 @@ impl FileTier {
             None => self.empty[slot.index()].take(),
             Some(out) => store.take(out)?.and_then(crate::HeapSlot::into_block),
         };
-        let Some(block) = block else { return Err(StoreError::Stale { id: load }) };
+        let Some(block) = block else { return Err(StoreError::NoSlot { layer: load.layer }) };
         if let Err(changed) = self.slots.begin(planned) {
             // It can't be: what the slot holds was looked up just before.
             self.empty[slot.index()] = Some(block);
@@ -191,7 +186,7 @@ impl FileTier {
         self.touched[slot.index()] = self.now;
     }
 
-    /// Fills the slots with the most used experts, of which at least the first are what any window uses. Whoever is told of the progress may end it.
+    /// Fills the slots with the most used experts. Whoever is told of the progress and of all bytes may end it: then it says false.
     pub(crate) fn fill(
         &mut self,
         store: &ExpertStore,
@@ -253,7 +248,8 @@ pub struct Tour<'a> {
 }
 
 impl ExpertStore {
-    /// Goes through experts of a layer, in ascending order, each as often as the caller likes: the tour says which are in memory.
+    /// Goes through experts of a layer, in the order given, in which equal ones follow each other: the tour says which are in memory. An order in which
+    /// those that are come first has the others read meanwhile.
     /// Where the store has no file tier, all are, at once. `step` says that this is a part of a decode step, of which experts' use is learned.
     ///
     /// Another thread's tour is waited for.
@@ -284,10 +280,11 @@ impl Tour<'_> {
                 let experts = tier.roster().layers()[usize::from(layer)].experts;
                 return Err(StoreError::NoExpert { id, experts });
             };
-            if at == 0 || experts[at - 1] != expert {
-                tier.count.used += 1;
+            if tier.toured[number].0 == tier.tour {
+                continue;
             }
-            tier.toured[number] = tier.tour;
+            tier.toured[number] = (tier.tour, at);
+            tier.count.used += 1;
             if let Some(slot) = tier.slots.resident(id) {
                 tier.touch(slot);
             }
@@ -321,7 +318,13 @@ impl Tour<'_> {
                 return Err(StoreError::NoSlot { layer: self.layer });
             }
         }
-        let end = self.asked;
+        let mut end = self.asked;
+        if first == 0 {
+            // What is there is worth beginning with, while the others are read.
+            let there =
+                (0..end).take_while(|&at| matches!(self.slot_of(at), Some(Content::Holds(_)))).count();
+            end = if there > 0 { there } else { end };
+        }
         for at in first..end {
             while self.slot_of(at).is_some_and(|content| matches!(content, Content::Coming(_))) {
                 self.land()?;
@@ -333,7 +336,7 @@ impl Tour<'_> {
             }
         }
         self.given = end;
-        if end < self.experts.len() {
+        if end == self.asked && end < self.experts.len() {
             self.ask(first)?;
         }
         Ok(Some(first..end))
@@ -359,7 +362,8 @@ impl Tour<'_> {
         // As far as the misses that may be on their way reach.
         let (mut end, mut misses) = (from, 0);
         while end < experts.len() {
-            let repeated = end > from && experts[end] == experts[end - 1];
+            let number = tier.roster().number(id(end)).unwrap_or(0);
+            let repeated = (from..end).contains(&tier.toured[number].1);
             if !repeated && tier.slots.slot_of(id(end)).is_none() {
                 if misses == room {
                     break;
@@ -369,7 +373,7 @@ impl Tour<'_> {
             end += 1;
         }
         if misses > 0 {
-            tier.rank(layer, first..end, experts, misses);
+            tier.rank(layer, first..end, misses);
         }
         let (mut ranked, mut reached) = (0, end);
         for at in from..end {
@@ -378,8 +382,9 @@ impl Tour<'_> {
             }
             // Not even one: those behind it may have to go for it.
             if at == first {
-                tier.rank(layer, first..first + 1, experts, 1);
-                reached = first + usize::from(tier.place(store, id(first), &mut 0)?);
+                tier.rank(layer, first..first + 1, 1);
+                let alike = experts[first..].iter().take_while(|&&expert| expert == experts[first]).count();
+                reached = first + if tier.place(store, id(first), &mut 0)? { alike } else { 0 };
             } else {
                 reached = at;
             }
@@ -433,28 +438,23 @@ impl FileTier {
         Ok(false)
     }
 
-    /// Ranks the slots that may take experts of a layer, best first, about as many as are wanted: not those with its experts that the tour's
-    /// `experts[kept]` are.
-    fn rank(&mut self, layer: u16, kept: Range<usize>, experts: &[u32], wanted: usize) {
+    /// Ranks the slots that may take experts of a layer, best first, about as many as are wanted: not those with the experts that the tour comes to
+    /// in `kept`.
+    fn rank(&mut self, layer: u16, kept: Range<usize>, wanted: usize) {
         let needed = self.roster().layers().get(usize::from(layer)).map_or(0, |of| of.bytes);
         let FileTier { slots, heat, touched, toured, tour, ranks, .. } = self;
         ranks.clear();
-        let kept = match experts.get(kept) {
-            Some([first, .., last]) => *first..=*last,
-            Some([one]) => *one..=*one,
-            _ => return,
-        };
         for slot in slots.ids().filter(|&slot| slots.bytes(slot) >= needed) {
             let rank = match slots.content(slot) {
                 Content::Coming(_) => continue,
                 Content::Empty => (false, 0, Reverse(u64::MAX), slot),
                 Content::Holds(id) => {
                     let number = slots.roster().number(id).unwrap_or(0);
-                    let on_tour = toured[number] == *tour && id.layer == layer;
-                    if on_tour && kept.contains(&u32::from(id.expert)) {
+                    let (last, at) = toured[number];
+                    if last == *tour && kept.contains(&at) {
                         continue;
                     }
-                    let behind = on_tour && u32::from(id.expert) > *kept.end();
+                    let behind = last == *tour && at >= kept.end;
                     (behind, heat.uses(number), Reverse(touched[slot.index()]), slot)
                 }
             };
