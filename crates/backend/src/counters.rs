@@ -126,6 +126,28 @@ impl LinkCount {
     }
 }
 
+/// Routed experts that were read from files because memory has no room for all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct ReadCount {
+    /// Experts that windows used: each once a window, whatever rows shared it.
+    pub used: u64,
+    /// Those of them that had to be read.
+    pub read: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Time that computing waited for them, nanoseconds.
+    pub waited: u64,
+}
+
+impl ReadCount {
+    fn merge(&mut self, other: ReadCount) {
+        self.used += other.used;
+        self.read += other.read;
+        self.bytes += other.bytes;
+        self.waited += other.waited;
+    }
+}
+
 /// What all families have cost since the counters were last taken.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
@@ -135,6 +157,7 @@ pub struct Counters {
     /// Of a device with experts beside it.
     pub link: LinkCount,
     experts: Option<ExpertCount>,
+    reads: Option<ReadCount>,
 }
 
 impl Counters {
@@ -161,8 +184,21 @@ impl Counters {
         self.experts.get_or_insert_default().merge(count);
     }
 
+    /// What was counted of experts read from files; none where none are.
+    pub fn reads(&self) -> Option<ReadCount> {
+        self.reads
+    }
+
+    /// Adds to what was counted of experts read from files.
+    pub fn add_reads(&mut self, count: ReadCount) {
+        self.reads.get_or_insert_default().merge(count);
+    }
+
     /// Adds what was counted elsewhere or at another time.
     pub fn merge(&mut self, other: &Counters) {
+        if let Some(reads) = other.reads {
+            self.add_reads(reads);
+        }
         if let Some(experts) = other.experts {
             self.add_experts(experts);
         }

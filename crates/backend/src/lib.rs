@@ -24,7 +24,7 @@ mod window;
 
 pub use backend::{Backend, BackendError, Fence};
 pub use build::{Build, WeightData};
-pub use counters::{Counters, ExpertCount, Family, FamilyCount, HostCount, LinkCount};
+pub use counters::{Counters, ExpertCount, Family, FamilyCount, HostCount, LinkCount, ReadCount};
 pub use handle::{Buffer, Checkpoint, Layer, SeqSlot, Weight};
 pub use host::{BuildHostExperts, HostExperts};
 pub use logits::{Adjustment, Largest, LogitRow, MOST_ADJUSTMENTS, MOST_LARGEST, UNIT_MASS, mass};

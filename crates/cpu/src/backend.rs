@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use strata_backend::{
-    Backend, BackendError, Buffer, Build, Checkpoint, Counters, Fence, Op, SeqSlot, Shape, Span, Spec,
-    WeightData,
+    Backend, BackendError, Buffer, Build, Checkpoint, Counters, Fence, Op, ReadCount, SeqSlot, Shape, Span,
+    Spec, WeightData,
 };
 use strata_plan::{Arena, Block, Plan};
 use strata_quant::{Activations, Isa};
-use strata_residency::{ExpertStore, LayerSource};
+use strata_residency::{ExpertStore, FileCount, LayerSource};
 use strata_topology::{Assignment, Latch, Pool};
 
 use crate::bench::{Bench, Crew, GRAIN, MOST_STREAMS, TILE};
@@ -250,7 +250,11 @@ impl Backend for CpuBackend {
     }
 
     fn take_counters(&mut self) -> Counters {
-        std::mem::take(&mut self.counters)
+        let mut counters = std::mem::take(&mut self.counters);
+        if let Some(FileCount { used, read, bytes, waited }) = self.store.take_file_count() {
+            counters.add_reads(ReadCount { used, read, bytes, waited });
+        }
+        counters
     }
 }
 

@@ -1,7 +1,8 @@
 //! The routed experts' products, the shared expert, and the sum over all: docs/qwen4exp.md, section 2.4.
 //!
 //! Owns how (row, expert) pairs become work: a *unit* is up to [`TILE`](crate::bench::TILE) rows of one expert. Expert bytes come from the store
-//! only, pinned by whoever computes with them and as long as that.
+//! only, pinned by whoever computes with them and as long as that. Where it reads experts from files, units are done in portions, each once its
+//! experts have been read, while those of the next are.
 //!
 //! Units are done one per task, each through all of an expert, where that keeps all threads busy; otherwise several units share
 //! regions, cut by weight rows: two and more small ones for units of several rows, one for the experts of one row. The bits are the same.
@@ -11,7 +12,7 @@ use std::sync::OnceLock;
 
 use strata_backend::{BackendError, Buffer, ExpertWeights, Layer, MoeShape, Shape, SharedWeights};
 use strata_quant::{Columns, Format, Isa, Matrix, Out, dispatch, lanes, math, matmul};
-use strata_residency::{ExpertId, ExpertStore, Pinned};
+use strata_residency::{ExpertId, ExpertStore, Pinned, StoreError, Tier};
 use strata_topology::Latch;
 
 use crate::backend::CpuBackend;
@@ -66,8 +67,14 @@ impl CpuBackend {
         u: Buffer,
     ) -> Result<usize, BackendError> {
         let (d, moe) = (self.spec.shape.hidden, self.spec.shape.moe);
+        grouped(&self.routing, rows)?;
+        if rows == 1 && self.store.reads_files() {
+            self.routing.put_first(|expert| {
+                let id = ExpertId { layer: layer.0, expert: expert as u16 };
+                self.store.tier(id).is_ok_and(|tier| tier == Tier::Heap)
+            });
+        }
         let routing = &self.routing;
-        grouped(routing, rows)?;
         let team = self.crew.team();
         let [u] = self.buffers.get([(u, rows, d)])?;
         let count = routing.unit_count;
@@ -89,20 +96,30 @@ impl CpuBackend {
             error: OnceLock::new(),
         };
         let products = &mut self.products[..rows * moe.used * d];
-        let tasks = count.next_multiple_of(team.threads());
-        if team.threads() == 1 || 5 * count > 4 * tasks {
-            let split = Grid::bands(products, d, stage.bounds, d);
-            run_on(team.pool, &mut self.bench, split, |unit, out, scratch| {
-                stage.note(stage.unit(team.alone(), unit, out.into_slice(), scratch));
-            });
-        } else if rows == 1 {
-            stage.one_row(team, products, self.bench.whole(), &mut self.latches);
-        } else {
-            // As many units at a time as there are places for their columns.
-            let at_once = self.bench.acts.len();
-            for first in (0..count).step_by(at_once) {
-                let units = first..count.min(first + at_once);
-                stage.together(team, units, products, self.bench.whole());
+        // A row for each sequence at most: a step, from which their use is learned.
+        let step = rows <= self.spec.sequences;
+        for units in self.store.tour(layer.0, stage.units, step)? {
+            let units = units?;
+            let tasks = units.len().next_multiple_of(team.threads());
+            if team.threads() == 1 || 5 * units.len() > 4 * tasks {
+                let bounds = &stage.bounds[units.start..=units.end];
+                let part = &mut products[bounds[0] as usize * d..bounds[units.len()] as usize * d];
+                run_on(team.pool, &mut self.bench, Grid::bands(part, d, bounds, d), |unit, out, scratch| {
+                    stage.note(stage.unit(team.alone(), units.start + unit, out.into_slice(), scratch));
+                });
+            } else if rows == 1 {
+                let part = &mut products[units.start * d..units.end * d];
+                stage.one_row(team, units, part, self.bench.whole(), &mut self.latches);
+            } else {
+                // As many units at a time as there are places for their columns.
+                let at_once = self.bench.acts.len();
+                for first in units.clone().step_by(at_once) {
+                    let units = first..units.end.min(first + at_once);
+                    stage.together(team, units, products, self.bench.whole());
+                }
+            }
+            if stage.error.get().is_some() {
+                break;
             }
         }
         if let Some(error) = stage.error.into_inner() {
@@ -297,16 +314,17 @@ impl Stage<'_> {
         });
     }
 
-    /// All experts of one row, all workers on each, in one region; into `products`, `[units][D]`. The bench has a place for each
+    /// Units that are experts of one row, all workers on each, in one region; into `products`, `[units][D]`. The bench has a place for each
     /// unit's columns and one for the row's, and `latches` one for each unit.
     pub(crate) fn one_row(
         &self,
         team: Team<'_>,
+        units: Range<usize>,
         products: &mut [f32],
         mut scratch: Scratch<'_>,
         latches: &mut [Latch],
     ) {
-        let (d, width, count, isa) = (self.d, self.moe.width, self.units.len(), team.isa);
+        let (d, width, count, isa) = (self.d, self.moe.width, units.len(), team.isa);
         let hidden = scratch.take(count * 2 * width);
         let (row, states) = scratch.acts.split_at_mut(1);
         let (row, states) = (&mut row[0], &mut states[..count]);
@@ -329,8 +347,8 @@ impl Stage<'_> {
             Items { latches, states },
             Pieces { data: hidden, each: 2 * width, grain: cuts[0] },
             Pieces { data: products, each: d, grain: cuts[1] },
-            |unit, rows, out| {
-                self.with(unit, |expert| {
+            |item, rows, out| {
+                self.with(units.start + item, |expert| {
                     // Gate rows lie before up rows.
                     let (gates, ups) = out.split_at_mut(width.clamp(rows.start, rows.end) - rows.start);
                     let gate_rows = rows.start.min(width)..rows.end.min(width);
@@ -346,8 +364,8 @@ impl Stage<'_> {
                     acts.quantise(isa, gate, width, 1);
                 }
             },
-            |unit, rows, hidden, acts, out| {
-                self.with(unit, |expert| {
+            |item, rows, hidden, acts, out| {
+                self.with(units.start + item, |expert| {
                     let columns = match self.formats.down.is_float() {
                         true => Columns::Float(&hidden[..width]),
                         false => Columns::Quantised(acts),
@@ -396,7 +414,12 @@ impl Stage<'_> {
     /// Keeps the unit's expert where it is, wherever that is.
     fn pin(&self, unit: usize) -> Result<Pinned<'_>, BackendError> {
         let id = ExpertId { layer: self.layer.0, expert: self.units[unit] as u16 };
-        Ok(self.store.pin_current(id)?)
+        let pinned = self.store.pin_current(id)?;
+        match pinned.tier() {
+            // Never through the mapping where experts are to be read.
+            Tier::Mapped if self.store.reads_files() => Err(StoreError::Absent { id }.into()),
+            _ => Ok(pinned),
+        }
     }
 
     fn expert<'p>(&self, unit: usize, pinned: &'p Pinned<'_>) -> Result<Expert<'p>, BackendError> {

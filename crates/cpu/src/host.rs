@@ -112,7 +112,7 @@ impl HostExperts for CpuExperts {
             bounds: &self.bounds[..=count],
             error: OnceLock::new(),
         };
-        stage.one_row(self.crew.team(), out, self.bench.whole(), &mut self.latches);
+        stage.one_row(self.crew.team(), 0..count, out, self.bench.whole(), &mut self.latches);
         stage.error.into_inner().map_or(Ok(()), Err)
     }
 }

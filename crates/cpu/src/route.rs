@@ -49,6 +49,27 @@ pub(crate) fn scratch(moe: &MoeShape, tile: usize) -> usize {
     tile * moe.experts
 }
 
+impl Routing {
+    /// Puts some of one row's experts before its others: they are computed first, and summed in the order of ids all the same.
+    pub(crate) fn put_first(&mut self, first: impl Fn(u32) -> bool) {
+        let (mut front, mut back) = (0, self.unit_count);
+        for pair in 0..self.unit_count {
+            let expert = self.experts[pair];
+            let place = match first(expert) {
+                true => {
+                    front += 1;
+                    front - 1
+                }
+                false => {
+                    back -= 1;
+                    back
+                }
+            };
+            (self.units[place], self.places[pair]) = (expert, place as u32);
+        }
+    }
+}
+
 impl CpuBackend {
     /// Chooses each row's experts; returns the bytes read.
     pub(crate) fn route(&mut self, router: Weight, rows: usize, u: Buffer) -> Result<usize, BackendError> {
@@ -188,6 +209,39 @@ mod tests {
                     assert!((f64::from(share) - weight(e) / total).abs() < 1e-6);
                 }
             }
+        }
+    }
+
+    /// Oracle: that each pair's place is its expert's unit, and the order asked for.
+    #[test]
+    fn some_experts_of_a_row_come_first() {
+        let mut plan = strata_plan::Plan::new();
+        let category = strata_plan::Category::Window;
+        let regions: Vec<_> = (0..6).map(|_| plan.heap(category, "words", 6 * 4)).collect();
+        let shares = plan.heap(category, "shares", 6 * 4);
+        let mut arena = strata_plan::Arena::new(&plan).unwrap();
+        let [experts, places, order, ends, units, bounds] =
+            std::array::from_fn(|i| arena.take::<u32>(regions[i]).unwrap());
+        let shares = arena.take(shares).unwrap();
+        let mut routing = Routing {
+            rows: 1,
+            grouped: true,
+            experts,
+            shares,
+            places,
+            order,
+            ends,
+            units,
+            bounds,
+            unit_count: 5,
+        };
+        routing.experts[..5].copy_from_slice(&[2, 3, 5, 8, 9]);
+        for firsts in [&[][..], &[2, 3, 5, 8, 9], &[3, 9], &[2]] {
+            routing.put_first(|expert| firsts.contains(&expert));
+            for pair in 0..5 {
+                assert_eq!(routing.units[routing.places[pair] as usize], routing.experts[pair]);
+            }
+            assert!(routing.units[..firsts.len()].iter().all(|unit| firsts.contains(unit)), "{firsts:?}");
         }
     }
 

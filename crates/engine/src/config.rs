@@ -1,5 +1,7 @@
 //! What a user may decide about the engine, resolved before anything is allocated.
 
+use std::path::PathBuf;
+
 use strata_backend::KvFormat;
 
 /// Where routed experts live in this process.
@@ -13,6 +15,10 @@ pub enum ExpertHome {
     Mapped,
     /// Copied into memory at start.
     Heap,
+    /// As many as fit so many bytes are copied into memory at start, the most used ones; the others are read from the file when they are used,
+    /// without the page cache where that is possible.
+    #[serde(skip_deserializing)]
+    Budget(u64),
 }
 
 /// The engine's configuration.
@@ -33,6 +39,8 @@ pub struct EngineConfig {
     pub draft: bool,
     /// Where routed experts live.
     pub experts: ExpertHome,
+    /// The file that keeps what steps teach of experts' use, for [`ExpertHome::Budget`]; none is read or written where this is none.
+    pub ranking: Option<PathBuf>,
 }
 
 impl Default for EngineConfig {
@@ -45,6 +53,7 @@ impl Default for EngineConfig {
             kv: KvFormat::F16,
             draft: false,
             experts: ExpertHome::Auto,
+            ranking: None,
         }
     }
 }

@@ -13,6 +13,7 @@ use strata_model::ngram::ReadAhead;
 use strata_plan::Plan;
 use strata_residency::ExpertStore;
 
+use crate::budget::Keeper;
 use crate::choose::Found;
 use crate::error::EngineError;
 use crate::event::{Event, Reason, Request, SeqId};
@@ -72,6 +73,8 @@ pub struct Engine {
     pub(crate) buffers: Buffers,
     pub(crate) machine: Machine,
     pub(crate) store: Arc<ExpertStore>,
+    /// Writes down what was learned of experts' use, at the end.
+    pub(crate) _keeper: Option<Keeper>,
     pub(crate) lookup: Lookup,
     pub(crate) sequences: Vec<Option<Sequence>>,
     pub(crate) epochs: u32,

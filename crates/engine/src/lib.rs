@@ -7,6 +7,7 @@
 //! sequence. It knows no device and no weight's bytes: those belong to the backend, which it sees only as
 //! [`strata_backend::Backend`].
 
+mod budget;
 pub mod chat;
 mod choose;
 mod config;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -16,6 +17,7 @@ use strata_model::Model;
 use strata_plan::{Arena, Block, Category, Limits, Place, Plan, PlanError, Region, largest};
 use strata_residency::{ExpertId, ExpertStore, HostCopy};
 
+use crate::budget::{Budgeted, Keeper};
 use crate::choose::Found;
 use crate::config::{EngineConfig, ExpertHome};
 use crate::engine::{Buffers, Engine};
@@ -78,7 +80,7 @@ struct Prepared<D> {
     plan: Plan,
     spec: Spec,
     buffers: Buffers,
-    slots: HeapSlots,
+    slots: Homes,
     described: D,
 }
 
@@ -112,7 +114,8 @@ impl Engine {
         let Planned { plan, spec, .. } = planned;
         check_weights(&model, &lowered)?;
         let mut arena = Arena::new(&plan)?;
-        let store = store(&model, &lowered, &slots, &mut arena, &readers, progress)?;
+        let ranking = config.ranking.clone();
+        let (store, keeper) = store(&model, &lowered, slots, &mut arena, (&readers, ranking), progress)?;
         let backend = builder.build(spec.clone(), described, arena, lowered.weights, Arc::clone(&store))?;
         let logits = vec![0.0; logit_floats(&spec, buffers.logit_rows)];
         let scratch = Scratch::new(spec.shape.vocab);
@@ -130,6 +133,7 @@ impl Engine {
             plan,
             buffers,
             store,
+            _keeper: keeper,
             logits,
             found: Found::new(spec.sequences),
             spec,
@@ -159,10 +163,19 @@ fn prepare<B: Build>(
     let homes: Vec<_> = lowered.experts.iter().map(|(layer, source, _)| (*layer, source.clone())).collect();
     // A device has copies, made while loading, of everything but what it leaves to the heap or to the mapping.
     let home = if builder.device_limits().is_some() { Place::File } else { Place::Mapped };
+    if matches!(config.experts, ExpertHome::Budget(_)) && builder.device_limits().is_some() {
+        let what = "experts beyond a budget of memory are read for the CPU only, so far, and not beside a GPU; leave the budget out, or compute on the CPU";
+        return Err(EngineError::Config(what.into()));
+    }
     let describe_with = |window: usize, beside: Vec<ExpertId>, place: Place| {
         let (spec, buffers) = spec(&lowered, config, context, window);
         let mut plan = Plan::new();
-        let slots = place_weights(&mut plan, model, &lowered, home, (beside, place));
+        // Slots come first, so that each starts at a page.
+        let slots = match config.experts {
+            ExpertHome::Budget(budget) => Homes::Budget(Budgeted::describe(&lowered, budget, &mut plan)),
+            _ => Homes::Fixed(place_experts(&mut plan, &lowered, home, (beside, place))),
+        };
+        place_weights(&mut plan, model, &lowered, home);
         place_buffers(&mut plan, model, &spec, buffers.logit_rows);
         let described = builder.describe(&spec, &lowered.weights, &homes, &mut plan)?;
         Ok::<_, EngineError>((plan, spec, buffers, slots, described))
@@ -250,6 +263,14 @@ fn spec(lowered: &Lowered, config: &EngineConfig, context: usize, window: usize)
     (spec, buffers)
 }
 
+/// Where experts live.
+enum Homes {
+    /// In one place each.
+    Fixed(HeapSlots),
+    /// The most used in memory.
+    Budget(Budgeted),
+}
+
 /// The heap tier's slots.
 struct HeapSlots {
     /// Those of a layer, and the bytes of each: side by side at the arena's start, so that huge pages can hold them.
@@ -258,17 +279,23 @@ struct HeapSlots {
     experts: Vec<ExpertId>,
 }
 
-/// Weights and experts, and the n-gram table that stays in the file: in their `home`, but for the experts named, which are in the heap tier or stay
-/// mapped.
-fn place_weights(
+/// Dense weights in their `home`, and the n-gram table that stays in the file.
+fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, home: Place) {
+    let dense = lowered.weights.iter().map(|weight| weight.bytes.len() as u64).sum();
+    plan.item(Category::Weights, "dense weights", home, dense);
+    if let Some(table) = model.trunk.ngram_table.as_ref() {
+        let bytes = model.gguf.tensors()[table.index].bytes;
+        plan.item(Category::Table, "n-gram table", Place::File, bytes);
+    }
+}
+
+/// Experts in their `home`, but for those named, which are in the heap tier or stay mapped.
+fn place_experts(
     plan: &mut Plan,
-    model: &Model,
     lowered: &Lowered,
     home: Place,
     (experts, place): (Vec<ExpertId>, Place),
 ) -> HeapSlots {
-    let dense = lowered.weights.iter().map(|weight| weight.bytes.len() as u64).sum();
-    plan.item(Category::Weights, "dense weights", home, dense);
     let mut counts = BTreeMap::<u16, usize>::new();
     for id in &experts {
         *counts.entry(id.layer).or_default() += 1;
@@ -289,10 +316,6 @@ fn place_weights(
             slots.regions.push((plan.heap(Category::Experts, name, each * count), each));
         }
     }
-    if let Some(table) = model.trunk.ngram_table.as_ref() {
-        let bytes = model.gguf.tensors()[table.index].bytes;
-        plan.item(Category::Table, "n-gram table", Place::File, bytes);
-    }
     slots
 }
 
@@ -311,21 +334,23 @@ fn place_buffers(plan: &mut Plan, model: &Model, spec: &Spec, logit_rows: usize)
     Lookup::describe(model, spec, plan);
 }
 
-/// The expert store, with experts copied to the heap tier's slots if there are any.
+/// The expert store, with experts copied to the heap tier's slots if there are any; and what keeps what it learns.
 fn store(
     model: &Arc<Model>,
     lowered: &Lowered,
-    slots: &HeapSlots,
+    homes: Homes,
     arena: &mut Arena,
-    readers: &Readers,
+    (readers, ranking): (&Readers, Option<PathBuf>),
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<Arc<ExpertStore>, EngineError> {
+) -> Result<(Arc<ExpertStore>, Option<Keeper>), EngineError> {
     let mut blocks: Vec<Block<u8>> = Vec::new();
-    for &(region, each) in &slots.regions {
-        // A system that has none costs speed only.
-        let _ = arena.ask_for_huge_pages(region);
-        for slot in region.parts(each) {
-            blocks.push(arena.take(slot)?);
+    if let Homes::Fixed(slots) = &homes {
+        for &(region, each) in &slots.regions {
+            // A system that has none costs speed only.
+            let _ = arena.ask_for_huge_pages(region);
+            for slot in region.parts(each) {
+                blocks.push(arena.take(slot)?);
+            }
         }
     }
     let watched = Arc::clone(model);
@@ -334,11 +359,21 @@ fn store(
     for (layer, source, _) in &lowered.experts {
         store.add_layer(*layer, source.clone())?;
     }
-    let store = Arc::new(store);
-    if !slots.experts.is_empty() {
-        promote(model, lowered, &slots.experts, &store, readers, progress)?;
+    match homes {
+        Homes::Fixed(slots) => {
+            let store = Arc::new(store);
+            if !slots.experts.is_empty() {
+                promote(model, lowered, &slots.experts, &store, readers, progress)?;
+            }
+            Ok((store, None))
+        }
+        Homes::Budget(budgeted) => {
+            let learned = budgeted.load(model, lowered, arena, ranking, (&mut store, readers), progress)?;
+            let store = Arc::new(store);
+            let keeper = learned.map(|learned| Keeper { learned, store: Arc::clone(&store) });
+            Ok((store, keeper))
+        }
     }
-    Ok(store)
 }
 
 /// Experts that a reader takes at a time: consecutive ones, so that the file is read in long stretches.

@@ -12,9 +12,9 @@ use strata_gguf::{Mapping, TensorInfo};
 use strata_model::roles::{self, GateUp};
 use strata_model::{LayerKind, Model, TensorRef};
 use strata_quant::{Format, dequantise};
-use strata_residency::{Bytes, ExpertId, LayerError, LayerSource, Tensor};
+use strata_residency::{Bytes, ExpertId, LayerError, LayerSource, Tensor, TensorPlace};
 
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, ExpertHome};
 use crate::error::EngineError;
 use crate::graph::{Draft, Graph, LayerGraph, Mixing, Ngram};
 
@@ -77,7 +77,8 @@ pub(crate) fn lower(model: &Model, config: &EngineConfig) -> Result<Lowered, Eng
     if config.draft && draft.is_none() {
         return Err(EngineError::NoDraft("the file has none".into()));
     }
-    let mut lowering = Lowering { model, mapping, weights: Vec::new(), experts: Vec::new() };
+    let read = matches!(config.experts, ExpertHome::Budget(_));
+    let mut lowering = Lowering { model, mapping, read, weights: Vec::new(), experts: Vec::new() };
     let trunk = &model.trunk;
     let embed = lowering.weight(&trunk.token_embd)?;
     let output = lowering.weight(&trunk.output)?;
@@ -152,6 +153,8 @@ fn shape(model: &Model, states: &[LayerState]) -> Shape {
 struct Lowering<'m> {
     model: &'m Model,
     mapping: Arc<Mapping>,
+    /// Whether experts are read from the files.
+    read: bool,
     weights: Vec<WeightData>,
     experts: Vec<(u16, LayerSource, ExpertTensors)>,
 }
@@ -192,6 +195,16 @@ impl Lowering<'_> {
         let TensorInfo { name, ty, .. } = &self.model.gguf.tensors()[index];
         let path = self.model.gguf.path().display();
         Format::try_from(*ty).map_err(|why| EngineError::Config(format!("{path}: tensor `{name}`: {why}")))
+    }
+
+    /// Where the tensor at `index` is in the files.
+    fn place(&self, index: usize) -> Result<TensorPlace, EngineError> {
+        let TensorInfo { name, shard, offset, .. } = &self.model.gguf.tensors()[index];
+        let file = u16::try_from(*shard).map_err(|_| {
+            let path = self.model.gguf.path().display();
+            EngineError::Config(format!("{path}: {shard} files are more than experts can be read from"))
+        })?;
+        Ok(TensorPlace { name: name.clone(), file, offset: *offset })
     }
 
     fn bytes(&self, index: usize) -> Bytes {
@@ -297,7 +310,12 @@ impl Lowering<'_> {
         };
         let at = |error: LayerError| EngineError::Config(format!("layer {layer}: {error}"));
         let tensors = ExpertTensors { gate: gate.index, up: up.index, down: moe.down.index };
-        self.experts.push((layer, source.map_err(at)?, tensors));
+        let mut source = source.map_err(at)?;
+        if self.read {
+            let [gate, up, down] = [gate, up, &moe.down].map(|tensor| self.place(tensor.index));
+            source = source.read_from([gate?, up?, down?]);
+        }
+        self.experts.push((layer, source, tensors));
         Ok(ExpertWeights {
             gate: gate.format,
             up: up.format,

@@ -61,6 +61,26 @@ impl Shard {
         printable_path(&self.path)
     }
 
+    /// Opens the same file once more, for reads past the page cache. Reads then have to start and end at multiples of the device's blocks, in the
+    /// file and in memory; not every file system that opens files so can read them.
+    ///
+    /// # Errors
+    /// What the operating system says, or that another file has this path by now.
+    pub fn reopen_direct(&self) -> io::Result<File> {
+        #[cfg(target_os = "linux")]
+        {
+            use std::os::unix::fs::OpenOptionsExt;
+            let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(&self.path)?;
+            let found = file.metadata()?;
+            if (found.dev(), found.ino()) != (self.stamp.device, self.stamp.inode) {
+                return Err(io::Error::other("another file has its name by now"));
+            }
+            Ok(file)
+        }
+        #[cfg(not(target_os = "linux"))]
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     fn changed(&self, what: &'static str) -> Error {
         Error::Changed { file: self.name(), what }
     }

@@ -90,6 +90,41 @@ pub enum StoreError {
         #[source]
         reason: CopyError,
     },
+    /// The expert could not be read from the file.
+    #[error("expert {} of layer {} could not be read: {reason}", id.expert, id.layer)]
+    Read {
+        /// The expert.
+        id: ExpertId,
+        /// Why: with the tensor and the file.
+        reason: String,
+    },
+    /// The reader of files failed.
+    #[error("{reason}")]
+    Reader {
+        /// Why.
+        reason: String,
+    },
+    /// A layer whose experts are in no file that could be read.
+    #[error("the experts of layer {layer} are in no file that could be read")]
+    NoFile {
+        /// The layer.
+        layer: u16,
+    },
+    /// All slots hold experts that are in use.
+    #[error("no slot is free for the experts of layer {layer}: all that were planned are in use")]
+    NoSlot {
+        /// The layer.
+        layer: u16,
+    },
+    /// The expert is in no tier that it could be computed with from.
+    #[error("expert {} of layer {} is not in memory; it has to be read first", id.expert, id.layer)]
+    Absent {
+        /// The expert.
+        id: ExpertId,
+    },
+    /// Slots don't hold what they are known to hold.
+    #[error(transparent)]
+    Accounting(#[from] crate::SlotError),
     /// The file under the mapped tier is not what was opened.
     #[error("{reason}")]
     Changed {

@@ -125,15 +125,25 @@ impl Heat {
     /// Counts one decode step, which chose these experts. An expert may come several times and counts once; one that
     /// the model hasn't is left out.
     pub fn decode(&mut self, roster: &Roster, chosen: impl IntoIterator<Item = ExpertId>) {
-        self.step += 1;
+        self.choose(roster, chosen);
+        self.end_step();
+    }
+
+    /// Counts some of the experts of a decode step that goes on until [`Heat::end_step`], otherwise as [`Heat::decode`] does.
+    pub fn choose(&mut self, roster: &Roster, chosen: impl IntoIterator<Item = ExpertId>) {
         for id in chosen {
             let Some(expert) = roster.number(id) else { continue };
-            if self.counted[expert] != self.step {
-                self.counted[expert] = self.step;
+            if self.counted[expert] != self.step + 1 {
+                self.counted[expert] = self.step + 1;
                 self.recent.add(expert);
                 self.prior.add(expert);
             }
         }
+    }
+
+    /// Ends the step whose experts were counted.
+    pub fn end_step(&mut self) {
+        self.step += 1;
         self.prior.end_step();
         if self.recent.end_step() {
             self.asked_steps >>= 1;
@@ -183,8 +193,8 @@ impl Heat {
 
     fn scaled(&self, prior_scale: u64, expert: usize) -> u64 {
         let recent = u64::from(self.recent.uses[expert]) * STEP / u64::from(self.recent.weight());
-        // No more than the steps, as uses never exceed the mass.
-        let prior = (u64::from(self.prior.uses[expert]) * prior_scale) >> 32;
+        // No more than the steps, as uses never exceed the mass but within a step.
+        let prior = u64::from(self.prior.uses[expert]).saturating_mul(prior_scale) >> 32;
         recent + prior + u64::from(self.asked[expert])
     }
 

@@ -15,6 +15,9 @@
 //! the [`Roster`] numbers a model's experts, [`Heat`] counts how often they are used, [`Slots`] accounts for a tier's places,
 //! [`plan_moves`] says which experts change places, and a [`Ranking`] keeps what was learned across restarts.
 //!
+//! Where memory has no room for all, and the page cache shall not decide, a [`FileTier`] reads experts with a [`Reader`] when a window
+//! has chosen them, many at a time, and a [`Tour`] says which of them can be computed with.
+//!
 //! Does not know what the bytes mean, how they are computed with, or any device.
 //!
 //! Invariant: the bytes behind a handle that was pinned are those of its expert, in whatever tier, until the pin is
@@ -24,9 +27,11 @@ mod bytes;
 mod cell;
 mod copy;
 mod error;
+mod file;
 mod heat;
 mod moves;
 mod ranking;
+mod reads;
 mod ring;
 mod roster;
 mod slots;
@@ -37,14 +42,19 @@ mod sync;
 pub use bytes::Bytes;
 pub use copy::{CopyEngine, CopyError, HeapSlot, HostCopy, ReadAt};
 pub use error::{LayerError, RingError, StoreError};
+pub use file::{FileCount, FileTier, Tour};
 pub use heat::{Heat, Pace, STEP};
 pub use moves::{Caution, Cost, Costs, Move, Swap, plan_moves};
 pub use ranking::{Ranking, RankingError};
+pub use reads::{
+    Done, MOST_PIECES, PAGE, Piece, ReadError, ReadFile, Reader, ReaderOptions, SpawnReader, Way, most_room,
+    skew,
+};
 pub use ring::{
     Buffer, Canceller, Counters, Generation, PositionedReads, Ring, RingThread, Source, Spawn, Transfer,
     TransferEngine, Waits, buffers_in,
 };
 pub use roster::{LayerExperts, Roster};
 pub use slots::{Content, SlotError, SlotId, Slots};
-pub use source::{Blob, CopyLayout, Extent, LayerSource, Tensor};
+pub use source::{Blob, CopyLayout, Extent, LayerSource, Tensor, TensorPlace};
 pub use store::{Check, ExpertHandle, ExpertId, ExpertStore, Pinned, Progress, Tier};

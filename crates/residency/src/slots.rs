@@ -78,6 +78,19 @@ impl Slots {
             given[next] += length;
             left -= length;
         }
+        Slots::of(roster, bytes)
+    }
+
+    /// As many more empty slots, for the longest experts, behind the others.
+    pub fn with_spare(self, spare: usize) -> Slots {
+        let longest = self.roster.layers().iter().map(|layer| layer.bytes).max().unwrap_or(0);
+        let mut bytes = self.bytes;
+        bytes.extend(std::iter::repeat_n(longest, spare));
+        Slots::of(self.roster, bytes)
+    }
+
+    /// Empty slots of these lengths.
+    fn of(roster: Roster, bytes: Vec<u64>) -> Slots {
         let (slots, experts, layers) = (bytes.len(), roster.len(), roster.layers().len());
         let starts = bytes.iter().scan(0, |end, bytes| {
             *end += bytes;
@@ -130,6 +143,11 @@ impl Slots {
     /// All slots.
     pub fn ids(&self) -> impl Iterator<Item = SlotId> + use<> {
         (0..self.bytes.len() as u32).map(SlotId)
+    }
+
+    /// The slot of a number.
+    pub(crate) fn id(&self, index: usize) -> Option<SlotId> {
+        (index < self.bytes.len()).then_some(SlotId(index as u32))
     }
 
     /// Bytes of all slots.

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use strata_plan::DEVICE_ALIGNMENT;
 
+use crate::reads::{MOST_PIECES, Piece, most_room, skew};
 use crate::{Bytes, LayerError};
 
 /// An expert's bytes, all of its rows.
@@ -66,6 +67,17 @@ pub struct CopyLayout {
     pub bytes: usize,
 }
 
+/// Where in files a tensor is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorPlace {
+    /// The tensor's name, for messages.
+    pub name: String,
+    /// Which file.
+    pub file: u16,
+    /// Where it starts there, bytes.
+    pub offset: u64,
+}
+
 /// A layer's expert tensors in their home.
 #[derive(Debug, Clone)]
 pub struct LayerSource {
@@ -73,6 +85,8 @@ pub struct LayerSource {
     gate: Part,
     up: Part,
     down: Part,
+    /// Where gate, up and down rows are in files, for a layer whose experts are read from there ([`LayerSource::read_from`]).
+    places: Option<Box<[TensorPlace; MOST_PIECES]>>,
 }
 
 /// What every expert has of a tensor: `len` bytes, `skip` bytes into the expert's `stride`.
@@ -93,6 +107,7 @@ impl LayerSource {
             gate: Part::whole(Tensor::Gate, gate, experts)?,
             up: Part::whole(Tensor::Up, up, experts)?,
             down: Part::whole(Tensor::Down, down, experts)?,
+            places: None,
         })
     }
 
@@ -106,7 +121,13 @@ impl LayerSource {
         }
         let gate = Part { len: half, ..both };
         let up = Part { skip: half, ..gate.clone() };
-        Ok(LayerSource { experts, gate, up, down: Part::whole(Tensor::Down, down, experts)? })
+        Ok(LayerSource { experts, gate, up, down: Part::whole(Tensor::Down, down, experts)?, places: None })
+    }
+
+    /// The same experts, to be read from files: their gate, up and down rows are in these tensors. Slots for them have room for what
+    /// direct reads bring, and copies there lie as such reads leave them.
+    pub fn read_from(self, places: [TensorPlace; MOST_PIECES]) -> LayerSource {
+        LayerSource { places: Some(Box::new(places)), ..self }
     }
 
     /// How many experts.
@@ -143,15 +164,76 @@ impl LayerSource {
         CopyLayout { up, down, bytes }
     }
 
-    /// The parts of a copy.
-    #[inline]
-    pub(crate) fn cut<'a>(&self, copy: &'a [u8]) -> Blob<'a> {
-        let CopyLayout { up, down, .. } = self.copy_layout();
-        Blob {
-            gate: &copy[..self.gate.len],
-            up: &copy[up..up + self.up.len],
-            down: &copy[down..down + self.down.len],
+    /// Bytes of a slot that holds one of these experts.
+    pub fn slot_bytes(&self) -> usize {
+        match self.places {
+            None => self.copy_layout().bytes,
+            Some(_) => self.rooms().iter().fold(0, |sum, room| sum.saturating_add(*room)),
         }
+    }
+
+    /// Whether a slot of so many bytes can hold one of these experts.
+    pub(crate) fn fits(&self, slot: usize) -> bool {
+        if self.places.is_some() { slot >= self.slot_bytes() } else { slot == self.slot_bytes() }
+    }
+
+    /// Whether they are read from files.
+    pub(crate) fn is_read(&self) -> bool {
+        self.places.is_some()
+    }
+
+    /// What brings an expert to a slot, and the names of the tensors: gate, up, down. None for a layer that isn't read from files.
+    pub(crate) fn pieces(&self, expert: u16) -> Option<[(Piece, &TensorPlace); MOST_PIECES]> {
+        let places = self.places.as_deref()?;
+        let rooms = self.rooms();
+        let starts = [0, rooms[0], rooms[0] + rooms[1]];
+        let parts = self.parts();
+        Some(std::array::from_fn(|i| {
+            let (part, place) = (parts[i].range(expert), &places[i]);
+            let offset = place.offset.saturating_add(part.start as u64);
+            (Piece { file: place.file, offset, bytes: part.len(), at: starts[i] }, place)
+        }))
+    }
+
+    fn parts(&self) -> [&Part; MOST_PIECES] {
+        [&self.gate, &self.up, &self.down]
+    }
+
+    /// The rooms of a slot that is read to.
+    fn rooms(&self) -> [usize; MOST_PIECES] {
+        self.parts().map(|part| most_room(part.len))
+    }
+
+    /// Where an expert's parts lie in a slot.
+    #[inline]
+    fn in_slot(&self, expert: u16) -> [Range<usize>; MOST_PIECES] {
+        let starts = match self.pieces(expert) {
+            Some(pieces) => pieces.map(|(piece, _)| piece.at + skew(piece.offset)),
+            None => {
+                let CopyLayout { up, down, .. } = self.copy_layout();
+                [0, up, down]
+            }
+        };
+        let parts = self.parts();
+        std::array::from_fn(|i| starts[i]..starts[i] + parts[i].len)
+    }
+
+    /// The parts of an expert's copy in a slot.
+    #[inline]
+    pub(crate) fn cut<'a>(&self, expert: u16, slot: &'a [u8]) -> Blob<'a> {
+        let [gate, up, down] = self.in_slot(expert).map(|part| &slot[part]);
+        Blob { gate, up, down }
+    }
+
+    /// The parts of a slot that an expert is to be copied to: gate, up, down.
+    pub(crate) fn cut_slot<'a>(&self, expert: u16, slot: &'a mut [u8]) -> [&'a mut [u8]; MOST_PIECES] {
+        let (mut rest, mut behind) = (slot, 0);
+        self.in_slot(expert).map(|part| {
+            let (_, from) = std::mem::take(&mut rest).split_at_mut(part.start - behind);
+            let (part_of, after) = from.split_at_mut(part.len());
+            (rest, behind) = (after, part.end);
+            part_of
+        })
     }
 
     /// The parts of a copy that is to be made: gate, up, down.

@@ -7,13 +7,14 @@
 
 use std::fmt;
 use std::ops::{ControlFlow, Range};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use strata_plan::{ALIGNMENT, Block};
 
 use crate::cell::{Cell, Epoch, Pin, Refused};
 use crate::copy::FreeSlots;
-use crate::{Blob, CopyEngine, CopyError, HeapSlot, LayerSource, StoreError};
+use crate::file::{FileCount, FileTier};
+use crate::{Blob, CopyEngine, CopyError, HeapSlot, LayerSource, Ranking, StoreError};
 
 /// Which expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -73,6 +74,8 @@ pub struct ExpertStore {
     /// The heap tier's memory.
     spans: Vec<Range<usize>>,
     free: Arc<FreeSlots>,
+    /// What reads experts that have no copy, if they are to be read.
+    file: Option<std::sync::Mutex<FileTier>>,
     check: Check,
 }
 
@@ -101,7 +104,7 @@ impl ExpertStore {
         let free = FreeSlots::default();
         // The last one put is the first one taken.
         slots.into_iter().rev().for_each(|slot| free.put(slot));
-        ExpertStore { layers: Vec::new(), spans, free: Arc::new(free), check }
+        ExpertStore { layers: Vec::new(), spans, free: Arc::new(free), file: None, check }
     }
 
     /// The addresses that the heap tier's slots lie at, those side by side as one: memory for as long as the store lives, whatever moves in it.
@@ -122,6 +125,55 @@ impl ExpertStore {
         let experts = (0..source.experts()).map(|_| Cell::new(None)).collect();
         *place = Some(Layer { source, experts });
         Ok(())
+    }
+
+    /// Has experts without a copy be read from files when a window uses them ([`ExpertStore::tour`]), and never through their mapping, and
+    /// fills the tier's slots with the most used ones. Whoever is told of the progress and of all bytes may end that: then the answer is false.
+    ///
+    /// All layers must have been added, and must be [read from files](LayerSource::read_from).
+    ///
+    /// # Errors
+    /// An expert can't be read.
+    pub fn read_with(
+        &mut self,
+        mut tier: FileTier,
+        progress: impl FnMut(Progress, u64) -> ControlFlow<()>,
+    ) -> Result<bool, StoreError> {
+        let mapped = (0u16..)
+            .zip(&self.layers)
+            .find(|(_, layer)| layer.as_ref().is_some_and(|layer| !layer.source.is_read()));
+        if let Some((layer, _)) = mapped {
+            return Err(StoreError::NoFile { layer });
+        }
+        let filled = tier.fill(self, progress)?;
+        self.file = Some(std::sync::Mutex::new(tier));
+        Ok(filled)
+    }
+
+    /// What reads experts from files.
+    pub(crate) fn file(&self) -> Option<&std::sync::Mutex<FileTier>> {
+        self.file.as_ref()
+    }
+
+    /// Whether experts without a copy are read from files, by [`ExpertStore::tour`].
+    #[inline]
+    pub fn reads_files(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// What steps taught of experts' use, at a time in seconds since 1970; nothing for a store that reads no files, or without steps.
+    pub fn learned(&self, now: u64) -> Option<Ranking> {
+        self.file()?.lock().unwrap_or_else(PoisonError::into_inner).learned(now)
+    }
+
+    /// What was read from files since this was last asked; nothing for a store that reads none.
+    pub fn take_file_count(&self) -> Option<FileCount> {
+        Some(self.file()?.lock().unwrap_or_else(PoisonError::into_inner).take_count())
+    }
+
+    /// Memory that an expert's copy was read to, as a slot.
+    pub(crate) fn lend(&self, block: Block<u8>) -> HeapSlot {
+        self.free.lend(Some(block))
     }
 
     /// The expert as it is now.
@@ -171,7 +223,7 @@ impl ExpertStore {
     pub fn promote(&self, id: ExpertId, engine: &impl CopyEngine<Slot = HeapSlot>) -> Result<(), StoreError> {
         let (layer, cell) = self.find(id)?;
         let Some(epoch) = self.epoch_in(id, Tier::Mapped)? else { return Ok(()) };
-        let needed = layer.source.copy_layout().bytes;
+        let needed = layer.source.slot_bytes();
         let slot = self.free.take(needed).ok_or(StoreError::HeapFull { id, needed })?;
         let copy = engine
             .copy(id, &layer.source, slot)
@@ -227,7 +279,7 @@ impl ExpertStore {
         }
     }
 
-    /// Puts a slot that holds an expert's copy, laid out by [`LayerSource::copy_layout`], into the heap tier: readers find the expert there
+    /// Puts a slot that holds an expert's copy, laid out as a [`CopyEngine`] leaves it, into the heap tier: readers find the expert there
     /// from then on.
     ///
     /// # Errors
@@ -330,7 +382,7 @@ impl Pinned<'_> {
     pub fn blob(&self) -> Blob<'_> {
         match &*self.residence {
             None => self.layer.source.blob(self.expert),
-            Some(slot) => self.layer.source.cut(slot),
+            Some(slot) => self.layer.source.cut(self.expert, slot),
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
-use strata_backend::{Counters, ExpertCount, Family, HostCount, LinkCount};
+use strata_backend::{Counters, ExpertCount, Family, HostCount, LinkCount, ReadCount};
 use strata_engine::Engine;
 
 /// The CPU time of all threads so far.
@@ -72,6 +72,8 @@ pub struct Costs {
     host: Option<HostShare>,
     link: Option<LinkUse>,
     expert_use: Option<ExpertUse>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expert_reads: Option<ReadUse>,
 }
 
 /// A family's part of a round.
@@ -139,6 +141,26 @@ impl LinkUse {
     }
 }
 
+/// Routed experts of a round, where memory holds a part of them.
+#[derive(Debug, Serialize)]
+struct ReadUse {
+    /// Each once a window.
+    used: f64,
+    /// Those that were read from the file, and their bytes.
+    read: f64,
+    bytes: f64,
+    /// How long computing waited for them.
+    waited_seconds: f64,
+}
+
+impl ReadUse {
+    fn new(count: ReadCount, rounds: f64) -> ReadUse {
+        let [used, read, bytes, waited] =
+            [count.used, count.read, count.bytes, count.waited].map(|count| count as f64 / rounds);
+        ReadUse { used, read, bytes, waited_seconds: waited / 1e9 }
+    }
+}
+
 impl Costs {
     /// Of so many rounds together, of so many tokens each.
     pub fn new(spent: &Spent, rounds: usize, tokens: usize) -> Costs {
@@ -164,6 +186,7 @@ impl Costs {
             host: (counters.host.asked > 0).then(|| HostShare::new(counters.host, rounds * tokens as f64)),
             link: (counters.link.bytes > 0).then(|| LinkUse::new(counters.link, rounds, seconds)),
             expert_use: counters.experts().map(|count| ExpertUse::new(count, rounds)),
+            expert_reads: counters.reads().map(|count| ReadUse::new(count, rounds)),
         }
     }
 
@@ -201,6 +224,12 @@ impl Costs {
                 100.0 * share
             );
         }
+        if let Some(ReadUse { used, read, bytes, waited_seconds }) = &self.expert_reads {
+            out += &format!(
+                "  of {used:.0} experts used, {read:.0} ({:.3} GB) were read from the file, and waited for {waited_seconds:.3} s\n",
+                bytes / 1e9
+            );
+        }
         out
     }
 }
@@ -233,5 +262,11 @@ mod tests {
         assert!(said.contains("experts copied ahead: 3.000 GB, 50.0 % of the time, at 4.00 GB/s"), "{said}");
         let used = "of 100 experts used, 72.5 % were on the device; 3 came there in place of others";
         assert!(said.contains(used), "{said}");
+        assert!(!said.contains("read from the file"), "{said}");
+        let count = ReadCount { used: 100, read: 50, bytes: 4_000_000_000, waited: 1_000_000_000 };
+        spent.counters.add_reads(count);
+        let said = Costs::new(&spent, 2, 10).as_text();
+        let read = "of 50 experts used, 25 (2.000 GB) were read from the file, and waited for 0.500 s";
+        assert!(said.contains(read), "{said}");
     }
 }

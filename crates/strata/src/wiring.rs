@@ -46,7 +46,9 @@ impl Machine {
     pub fn read(config: &Config) -> Result<Machine, Failure> {
         let topology = Topology::read();
         let mut notes = topology.notes().to_vec();
-        if config.engine.experts == ExpertHome::Heap && topology.memory().huge_pages == Some(false) {
+        if matches!(config.engine.experts, ExpertHome::Heap | ExpertHome::Budget(_))
+            && topology.memory().huge_pages == Some(false)
+        {
             notes.push(
                 "experts in the heap are read more slowly than they could be: the system gives no huge pages \
                  (write `madvise` to /sys/kernel/mm/transparent_hugepage/enabled)"
@@ -110,7 +112,7 @@ impl Machine {
         if let Builder::Cpu(_) = builder {
             let given = [
                 ("cpu_experts", config.was_given("cpu_experts") && config.cpu_experts),
-                ("ranking", config.was_given("ranking") && config.ranking),
+                ("ranking", config.was_given("ranking") && config.ranking && !budgeted(engine)),
                 ("expert_cache", config.expert_cache != ExpertCache::Auto),
                 ("stagers", config.was_given("stagers")),
                 ("ring", config.was_given("ring")),
@@ -139,8 +141,15 @@ impl Machine {
         config: &Config,
         asked: &Asked,
     ) -> Result<Builder, Failure> {
+        let not_beside_a_gpu = || {
+            Failure::usage(format!(
+                "{}: experts beyond a budget are read for the CPU only, so far, not beside a GPU; give --device cpu with it, or leave it out",
+                config.name("resident_budget")
+            ))
+        };
         let number = match config.device {
             Device::Cpu => return Ok(Builder::Cpu(self.cpu(config))),
+            Device::Cuda(_) if budgeted(engine) => return Err(not_beside_a_gpu()),
             Device::Auto => 0,
             Device::Cuda(number) => number,
         };
@@ -169,6 +178,7 @@ impl Machine {
             return Ok(Builder::Cuda(Box::new(cuda)));
         }
         let why = match open() {
+            Ok(_) if budgeted(engine) => return Err(not_beside_a_gpu()),
             Ok(cuda) => {
                 let fits = match Engine::plan(model, engine, &self.limits, &cuda) {
                     Ok(planned) => planned.check(&self.limits).map_err(|short| short.to_string()),
@@ -238,6 +248,8 @@ impl Machine {
             if interrupt::raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let (limits, readers) = (&self.limits, self.readers());
+        let ranking = (config.ranking && budgeted(engine)).then(|| ranking_of(&model));
+        let engine = &EngineConfig { ranking, ..engine.clone() };
         let loaded = match self.builder(&model, engine, config, asked)? {
             Builder::Cpu(cpu) => Engine::load(model, engine, limits, cpu, readers, &mut observe),
             Builder::Cuda(cuda) => Engine::load(model, engine, limits, *cuda, readers, &mut observe),
@@ -262,6 +274,11 @@ impl Machine {
             _ => failure,
         }
     }
+}
+
+/// Whether memory holds a part of the experts.
+fn budgeted(engine: &EngineConfig) -> bool {
+    matches!(engine.experts, ExpertHome::Budget(_))
 }
 
 /// Where what is learned of a model's experts is kept: beside its first file, under that name and `.experts`.
@@ -316,6 +333,10 @@ impl Asked {
                 Category::Cache => self.less,
                 Category::Window | Category::Scratch => "lower --window",
                 Category::Experts if error.place == Place::Device => "give --device cpu",
+                // The name that the engine's plan has for them.
+                Category::Experts if error.biggest.iter().any(|line| line.name == "resident experts") => {
+                    "lower --resident-budget"
+                }
                 Category::Experts => "give --experts mapped",
                 Category::Weights | Category::Table | Category::Recurrent => continue,
             };
@@ -404,6 +425,9 @@ mod tests {
         beside.device(Category::Weights, "dense weights", 1);
         let said = sentence(&beside, &context);
         assert!(said.ends_with("; give --experts mapped"), "{said}");
+        let mut budgeted = Plan::new();
+        budgeted.item(Category::Experts, "resident experts", Place::Heap, 900);
+        assert!(sentence(&budgeted, &context).ends_with("; lower --resident-budget"));
         let mut states = Plan::new();
         states.item(Category::Recurrent, "states", Place::Heap, 900);
         let said = sentence(&states, &context);

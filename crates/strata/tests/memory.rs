@@ -73,6 +73,12 @@ fn commands_stay_within_their_memory() {
     run(&["synth", &model, "--geometry", &sizes, "--formats", "q8_0"], 200_000_000);
     let limit = 400_000_000;
     assert!(fs::metadata(&model).unwrap().len() > limit);
+    // All experts pass through a part of the memory that they would take, and nothing of them is touched where it is mapped.
+    let long = "The sea is wide, the mountain high. ".repeat(60);
+    run(
+        &["run", &model, &long, "--raw", "-n", "8", "--device", "cpu", "--resident-budget", "50M"],
+        200_000_000,
+    );
     // A few tokens, so that their experts are a part of all.
     run(&["run", &model, "Hello", "--raw", "-n", "8"], limit);
     // That the limit is below what a copy of the experts takes.

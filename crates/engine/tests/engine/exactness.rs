@@ -29,6 +29,13 @@ fn logits_have_the_same_bits_everywhere() {
         assert!(run(window, threads, best, ExpertHome::Mapped) == want, "window {window}, {threads} threads");
     }
     assert!(run(50, 2, best, ExpertHome::Heap) == want, "experts in the heap");
+    // From none to all of them in memory; windows of which few, many and all experts come.
+    for (budget, window, threads) in
+        [(1, 130, 2), (1, 1, 1), (1 << 20, 7, 3), (4 << 20, 64, 1), (u64::MAX, 50, 2)]
+    {
+        let got = run(window, threads, best, ExpertHome::Budget(budget));
+        assert!(got == want, "{budget} bytes of experts in memory, window {window}, {threads} threads");
+    }
     for isa in Isa::available() {
         for window in [130, 5] {
             assert!(run(window, 2, isa, ExpertHome::Mapped) == want, "{isa}, window {window}");

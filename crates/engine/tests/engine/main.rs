@@ -1,5 +1,6 @@
 //! The engine over the CPU backend, against golden vectors and against itself.
 
+mod budget;
 mod chat;
 mod choices;
 #[allow(dead_code)]

@@ -51,7 +51,10 @@ impl Source for PositionedReads {
     fn read(&self, id: ExpertId, to: &mut [u8]) -> Result<(), String> {
         match self.store.tier(id).map_err(sentence)? {
             Tier::Heap => self.store.read(id, to),
-            Tier::Mapped => read_parts(&self.read, id, self.store.home(id).map_err(sentence)?, to),
+            Tier::Mapped => {
+                let home = self.store.home(id).map_err(sentence)?;
+                read_parts(&self.read, id, home, home.cut_mut(to))
+            }
         }
     }
 }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use strata_cuda::ExpertCache;
 use strata_engine::sampling::SamplingError;
-use strata_engine::{EngineConfig, Sampling};
+use strata_engine::{EngineConfig, ExpertHome, Sampling};
 use strata_quant::Isa;
 use strata_topology::Assignment;
 
@@ -116,6 +116,10 @@ impl Config {
                 let (one, other) = (layer.name("greedy"), layer.name("temperature"));
                 return Err(Failure::usage(format!("{one} and {other} exclude each other; leave one out")));
             }
+            if settings.resident_budget.is_some() && settings.experts.is_some() {
+                let (one, other) = (layer.name("resident_budget"), layer.name("experts"));
+                return Err(Failure::usage(format!("{one} and {other} exclude each other; leave one out")));
+            }
             for key in Settings::KEYS.iter().filter(|key| settings.decides(key)) {
                 names.entry(*key).or_insert_with(|| layer.name(key));
             }
@@ -145,7 +149,10 @@ impl Config {
                 context: at_least_one("context", settings.context)?,
                 window: at_least_one("window", settings.window)?,
                 kv: settings.kv.unwrap_or(defaults.kv),
-                experts: settings.experts.unwrap_or(defaults.experts),
+                experts: match settings.resident_budget {
+                    Some(bytes) => ExpertHome::Budget(bytes),
+                    None => settings.experts.unwrap_or(defaults.experts),
+                },
                 ..defaults
             },
             threads,
@@ -252,6 +259,21 @@ mod tests {
         assert_eq!((sampling.top_k, sampling.top_p, sampling.temperature), (300, 0.25, 1.0));
     }
 
+    /// Oracle: where experts live is one value, and the upper layer's word on it counts, whichever setting says it.
+    #[test]
+    fn a_budget_is_a_home() {
+        let (_folder, path) = file("resident_budget = \"3G\"\n");
+        let home =
+            |flags: Settings| Config::resolve(flags, Some(&path), &environment(&[])).unwrap().engine.experts;
+        assert_eq!(home(Settings::default()), ExpertHome::Budget(3 << 30));
+        let heap = Settings { experts: Some(ExpertHome::Heap), ..Settings::default() };
+        assert_eq!(home(heap), ExpertHome::Heap);
+        let (_folder, path) = file("experts = \"heap\"\n");
+        let flags = Settings { resident_budget: Some(7), ..Settings::default() };
+        let config = Config::resolve(flags, Some(&path), &environment(&[])).unwrap();
+        assert_eq!(config.engine.experts, ExpertHome::Budget(7));
+    }
+
     /// Oracle: the sentences name the file, the line and the key; the variable and its text.
     #[test]
     fn mistakes_are_named() {
@@ -299,6 +321,9 @@ mod tests {
             ("logit_bias = [1]", &["line 2", "`logit_bias`", "17=-inf"]),
             ("logit_bias = \"1:2\"", &["line 2", "`logit_bias`", "1:2", "17=-inf"]),
             ("greedy = true\ntemperature = 1", &["`greedy`", "`temperature`", "exclude"]),
+            ("experts = \"heap\"\nresident_budget = \"1G\"", &["`experts`", "`resident_budget`", "exclude"]),
+            ("experts = \"budget\"", &["line 2", "`experts`", "auto, mapped or heap"]),
+            ("resident_budget = \"0G\"", &["line 2", "`resident_budget`", "0G"]),
         ] {
             let (_folder, path) = file(&format!("\n{line}\n"));
             let message =

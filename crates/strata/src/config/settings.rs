@@ -75,6 +75,13 @@ macro_rules! settings {
                 if self.temperature.is_some() {
                     below.greedy = None;
                 }
+                // One says where experts live in place of the other.
+                if self.experts.is_some() {
+                    below.resident_budget = None;
+                }
+                if self.resident_budget.is_some() {
+                    below.experts = None;
+                }
                 Settings { $($key: self.$key.or(below.$key),)+ }
             }
 
@@ -124,6 +131,8 @@ settings! {
     kv: KvFormat, "STRATA_KV", "f32 or f16", |word| kv_format(word).ok(), plain;
     /// Where routed experts live.
     experts: ExpertHome, "STRATA_EXPERTS", "auto, mapped or heap", |word| expert_home(word).ok(), plain;
+    /// Bytes of memory for the most used experts; the others are read from the file.
+    resident_budget: u64, "STRATA_RESIDENT_BUDGET", SIZE, |text| size(text).ok(), |value| size(value.as_str()?).ok();
     /// Where the model is computed.
     device: Device, "STRATA_DEVICE", "auto, cpu or cuda:N", parsed, |value| parsed(value.as_str()?);
     /// Bytes of memory to act as if there were no more.

@@ -52,6 +52,40 @@ fn experts_in_the_heap_are_planned_whole() {
     assert_eq!(bytes(&heap, "/plan/arena_bytes") - bytes(&mapped, "/plan/arena_bytes"), more);
 }
 
+/// Oracle: the budget, and the plan with experts in the heap. Memory has what the budget has room for, and a bounded number of experts that are
+/// being read; a budget for all is a plan without either.
+#[test]
+fn a_budget_bounds_experts_in_memory() {
+    let plan = |flags: &[&str]| {
+        Place::new()
+            .run(&[&["plan", &pebble(), "--json", "--device", "cpu", "--window", "64"], flags].concat())
+            .json()
+    };
+    let of = |json: &serde_json::Value, name: &str| -> u64 {
+        let items = json["plan"]["items"].as_array().unwrap().iter().filter(|item| item["name"] == name);
+        items.map(|item| item["bytes"].as_u64().unwrap()).sum()
+    };
+    let some = plan(&["--resident-budget", "2M"]);
+    let (kept, read) = (of(&some, "resident experts"), of(&some, "experts being read"));
+    assert!(kept > 1 << 20 && kept <= 2 << 20 && read > 0, "{kept} {read}");
+    assert_eq!(some["config"]["experts"]["budget"], 2 << 20);
+    assert!(of(&some, "experts beyond the budget") > 0 && of(&some, "routed experts") == 0);
+    let none = plan(&["--resident-budget", "1"]);
+    assert_eq!((of(&none, "resident experts"), of(&none, "experts being read")), (0, read));
+    let all = plan(&["--resident-budget", "1T"]);
+    let heap = of(&plan(&["--experts", "heap"]), "routed experts");
+    assert!(of(&all, "resident experts") >= heap && of(&all, "experts being read") == 0);
+    Place::new()
+        .run(&["plan", &pebble(), "--resident-budget", "2M", "--experts", "heap"])
+        .badly(2, &["--resident-budget and --experts exclude each other"]);
+    Place::new()
+        .run(&["plan", &pebble(), "--resident-budget", "2M", "--device", "cuda:0"])
+        .badly(2, &["--resident-budget", "--device cpu"]);
+    let short = ["--resident-budget", "2G", "--ram-limit", "30M", "--device", "cpu"];
+    let short = Place::new().run(&[&["plan", &pebble()], &short[..]].concat());
+    assert!(short.err.contains("lower --resident-budget"), "{}", short.err);
+}
+
 /// Oracle: the table has a line for everything and says whether it fits.
 #[test]
 fn reads_well() {

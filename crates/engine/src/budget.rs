@@ -1,0 +1,163 @@
+//! Experts of which memory holds a part: as many as a budget has room for, the most used ones; the others are read from the model's files when a window
+//! uses them.
+//!
+//! Owns what follows from the budget: slots, the memory of experts that are being read, who reads, and the file that keeps what was learned of experts' use.
+//! Which expert is where, and when it is read, is the store's business.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use strata_model::Model;
+use strata_plan::{Arena, Block, Category, Place, Plan, Region};
+use strata_residency::{
+    ExpertStore, FileTier, Heat, LayerExperts, LayerSource, Pace, Ranking, ReadFile, Reader, ReaderOptions,
+    Roster, SlotId, Slots, Way,
+};
+
+use crate::error::EngineError;
+use crate::load::{Progress, Readers};
+use crate::lower::Lowered;
+
+/// Experts that are read at once: so many times what a row uses, so that the disk has enough to do and a row's are all asked for together.
+const READ_TOGETHER: usize = 2;
+
+/// What a budget makes of a model's experts.
+pub(crate) struct Budgeted {
+    slots: Slots,
+    /// Experts that are read at once.
+    most: usize,
+    /// Memory of slots, by their length, in the order of the slots.
+    regions: Vec<(u64, Region)>,
+}
+
+/// The experts of all layers, each of `bytes` bytes.
+fn roster(lowered: &Lowered, bytes: impl Fn(&LayerSource) -> usize) -> Roster {
+    let mut layers = vec![LayerExperts { experts: 0, bytes: 0 }; lowered.states.len()];
+    for (layer, source, _) in &lowered.experts {
+        layers[usize::from(*layer)] = LayerExperts { experts: source.experts(), bytes: bytes(source) as u64 };
+    }
+    Roster::new(layers)
+}
+
+impl Budgeted {
+    /// Cuts `budget` bytes into slots, and lays them out, with what reading takes beside them.
+    pub(crate) fn describe(lowered: &Lowered, budget: u64, plan: &mut Plan) -> Budgeted {
+        let roster = roster(lowered, LayerSource::slot_bytes);
+        let experts = roster.len();
+        let slots = Slots::cut(roster, budget, experts);
+        let kept = slots.ids().count();
+        let all: u64 =
+            lowered.experts.iter().map(|(_, of, _)| u64::from(of.experts()) * of.expert_bytes() as u64).sum();
+        let left = all.saturating_sub(slots.total_bytes());
+        let most = (READ_TOGETHER * lowered.shape.moe.used).max(1);
+        // One half is computed with, the other is read to.
+        let spare = (2 * most).min(experts - kept);
+        let slots = slots.with_spare(spare);
+        let mut regions: Vec<(u64, Region)> = Vec::new();
+        let mut lay = |name: &str, slots_of: &mut dyn Iterator<Item = SlotId>| {
+            let mut counts = std::collections::BTreeMap::<u64, usize>::new();
+            slots_of.for_each(|slot| *counts.entry(slots.bytes(slot)).or_default() += 1);
+            for (length, count) in counts {
+                let bytes = usize::try_from(length).unwrap_or(usize::MAX).saturating_mul(count);
+                regions.push((length, plan.heap(Category::Experts, name, bytes)));
+            }
+        };
+        lay("resident experts", &mut slots.ids().take(kept));
+        lay("experts being read", &mut slots.ids().skip(kept));
+        plan.item(Category::Experts, "experts beyond the budget", Place::File, left);
+        plan.item(Category::Scratch, "experts' use", Place::Heap, FileTier::bytes(&slots));
+        Budgeted { slots, most, regions }
+    }
+
+    /// Has the store read experts, and fills the slots. Whoever is told of the progress may end it.
+    pub(crate) fn load(
+        self,
+        model: &Model,
+        lowered: &Lowered,
+        arena: &mut Arena,
+        ranking: Option<PathBuf>,
+        (store, readers): (&mut ExpertStore, &Readers),
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Option<Learned>, EngineError> {
+        let Budgeted { slots, most, regions } = self;
+        let mut memory: Vec<(u64, std::vec::IntoIter<Block<u8>>)> = Vec::new();
+        for (length, region) in regions {
+            // A system that has none costs speed only.
+            let _ = arena.ask_for_huge_pages(region);
+            let blocks: Result<Vec<_>, _> =
+                region.parts(length as usize).map(|part| arena.take(part)).collect();
+            memory.push((length, blocks?.into_iter()));
+        }
+        let block = |slot| {
+            let fitting = memory.iter_mut().filter(|(length, _)| *length == slots.bytes(slot));
+            fitting.flat_map(|(_, blocks)| blocks.next()).next().expect("a region has room for its slots")
+        };
+        let memory: Vec<_> = slots.ids().map(block).collect();
+        let known = roster(lowered, |source| source.copy_layout().bytes);
+        let mut heat = Heat::new(&known, Pace::default());
+        let learned = match ranking {
+            Some(path) => Some(Learned::recall(path, model, known, &mut heat)?),
+            None => None,
+        };
+        let reader = reader(model, most, readers)?;
+        let tier = FileTier::new(slots, memory, reader, heat, most);
+        let filled = store.read_with(tier, |done, of| progress(Progress { bytes: done.bytes, of }))?;
+        if filled { Ok(learned) } else { Err(EngineError::Cancelled) }
+    }
+}
+
+/// What reads a model's files.
+fn reader(model: &Model, jobs: usize, readers: &Readers) -> Result<Reader, EngineError> {
+    let file = |shard: &strata_gguf::Shard| {
+        let (name, direct) = (shard.path.display().to_string(), shard.reopen_direct());
+        Ok(ReadFile { name, file: shard.file.try_clone()?, direct })
+    };
+    let files: std::io::Result<Vec<ReadFile>> = model.gguf.shards().iter().map(file).collect();
+    let spawn = &mut |number, work| (readers.spawn)(&format!("reader-{number}"), work);
+    let options = ReaderOptions { way: Way::Auto, direct: true, jobs, threads: readers.most, spawn };
+    let reader = files.and_then(|files| Reader::new(files, options)).map_err(EngineError::Thread)?;
+    match reader.fallback() {
+        Some(why) => tracing::warn!("{why}"),
+        None => tracing::info!("experts are read by {reader}"),
+    }
+    Ok(reader)
+}
+
+/// The file that keeps what steps teach of a model's experts.
+pub(crate) struct Learned {
+    path: PathBuf,
+    identity: Vec<u8>,
+    roster: Roster,
+}
+
+impl Learned {
+    /// Has the heat know what is in the file. What is wrong with it is said, and nothing else comes of it.
+    fn recall(path: PathBuf, model: &Model, roster: Roster, heat: &mut Heat) -> Result<Learned, EngineError> {
+        let identity = model.fingerprint()?.to_le_bytes().to_vec();
+        match Ranking::load(&path, &roster, &identity) {
+            Ok(Some(ranking)) => heat.recall(&ranking),
+            Ok(None) => {}
+            Err(why) => tracing::warn!("{why}"),
+        }
+        Ok(Learned { path, identity, roster })
+    }
+}
+
+/// Writes the file when it is dropped, if there were steps.
+pub(crate) struct Keeper {
+    pub(crate) learned: Learned,
+    pub(crate) store: Arc<ExpertStore>,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let Learned { path, identity, roster } = &self.learned;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let Some(ranking) = self.store.learned(now) else { return };
+        if let Err(why) = ranking.save(path, roster, identity) {
+            tracing::warn!("{why}");
+        }
+    }
+}
