@@ -204,7 +204,7 @@ fn prepare<B: Build>(
     let window = match config.window {
         Some(window) => window.min(context),
         None => {
-            // Wide models pay by the row: at most a sixteenth of the memory that it is in goes into windows, or a quarter where a window is
+            // Wide models pay by the row: at most a sixteenth of the memory that it is in goes into windows, or three tenths where a window is
             // what experts are brought for.
             let available = builder.device_limits().as_ref().unwrap_or(limits).available;
             let used = |plan: &Plan| {
@@ -213,7 +213,7 @@ fn prepare<B: Build>(
             let reads = |described: &B::Described| builder.experts_in_memory(described).is_some();
             let brought = describe(1).is_ok_and(|one| reads(&one.4));
             let (room, most) = match brought {
-                true => (available / 4, builder.window_for_experts_in_memory()),
+                true => (available / 10 * 3, builder.window_for_experts_in_memory()),
                 false => (available / 16, builder.window()),
             };
             // Nor may a window push experts off a device that has room for all.
