@@ -102,8 +102,8 @@ impl Device {
             integrated: attribute(INTEGRATED)? == 1,
             // Kilohertz and bits; two transfers a cycle.
             memory_rate: 2 * 1000 / 8
-                * u64::from(attribute(MEMORY_CLOCK).unwrap_or(0))
-                * u64::from(attribute(MEMORY_WIDTH).unwrap_or(0)),
+                * u64::from(attribute(MEMORY_CLOCK)?)
+                * u64::from(attribute(MEMORY_WIDTH)?),
         })
     }
 }
