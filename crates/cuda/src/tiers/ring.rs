@@ -225,7 +225,7 @@ impl Ring {
         self.feed()?;
         // A stream takes so many launches; the driver spins for whoever queues more. So the host sleeps until the GPU is at most a round of the
         // ring behind.
-        self.places[chunk % PLACES].used.wait()?;
+        self.places[chunk % PLACES].used.wait_idly()?;
         let Chunk { staged, staged_before, .. } = &self.chunks[chunk];
         if let Some(staging) = self.staging.as_mut().filter(|_| !staged.is_empty()) {
             let first = staged_before - self.chunks[self.begun].staged_before;
