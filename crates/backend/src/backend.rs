@@ -57,6 +57,11 @@ pub trait Backend: Send {
     /// Sleeps until everything before `fence` is done.
     fn wait(&mut self, fence: Fence) -> Result<(), BackendError>;
 
+    /// As [`Backend::wait`], or somewhat longer: for whoever has submitted more already, so that nobody waits for the answer.
+    fn wait_idly(&mut self, fence: Fence) -> Result<(), BackendError> {
+        self.wait(fence)
+    }
+
     /// Waits for all ops and copies floats out of a buffer, starting at its `first` float.
     fn read(&mut self, buffer: Buffer, first: usize, out: &mut [f32]) -> Result<(), BackendError>;
 

@@ -11,7 +11,7 @@ use strata_backend::{
 use strata_plan::{Arena, Limits, Plan};
 use strata_residency::{ExpertId, ExpertStore, LayerSource};
 
-use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, Event, PinnedMemory, Stream};
+use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, DriverError, Event, PinnedMemory, Stream};
 use crate::inputs::{Ids, Inputs};
 use crate::memory::{self, Described};
 use crate::ops::{self, Columns, Kernels, Left, LeftExperts, OpError, Routing, SorterRoom};
@@ -551,6 +551,20 @@ impl CudaBackend {
         Ok(())
     }
 
+    /// Sleeps in some way until everything before `fence` is done.
+    fn reach(
+        &mut self,
+        fence: Fence,
+        wait: impl Fn(&Event) -> Result<(), DriverError>,
+    ) -> Result<(), BackendError> {
+        self.context.enter().map_err(failed)?;
+        while let Some((_, event)) = self.fences.pop_front_if(|(set, _)| *set <= fence) {
+            wait(&event).map_err(failed)?;
+            self.spare.push(event);
+        }
+        Ok(())
+    }
+
     fn add_times(&mut self) -> Result<(), BackendError> {
         self.stream.synchronize().map_err(failed)?;
         for Timed { start, end, costs } in self.timed.drain(..) {
@@ -642,12 +656,11 @@ impl Backend for CudaBackend {
     }
 
     fn wait(&mut self, fence: Fence) -> Result<(), BackendError> {
-        self.context.enter().map_err(failed)?;
-        while let Some((_, event)) = self.fences.pop_front_if(|(set, _)| *set <= fence) {
-            event.wait().map_err(failed)?;
-            self.spare.push(event);
-        }
-        Ok(())
+        self.reach(fence, Event::wait)
+    }
+
+    fn wait_idly(&mut self, fence: Fence) -> Result<(), BackendError> {
+        self.reach(fence, Event::wait_idly)
     }
 
     fn read(&mut self, buffer: Buffer, first: usize, out: &mut [f32]) -> Result<(), BackendError> {

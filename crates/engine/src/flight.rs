@@ -94,7 +94,7 @@ impl Flight {
     ) -> Result<bool, EngineError> {
         let more = self.advance(graph, lookup, machine)?;
         if let Some(before) = self.behind.replace(machine.backend.fence()?) {
-            machine.backend.wait(before)?;
+            machine.backend.wait_idly(before)?;
         }
         Ok(more)
     }

@@ -15,21 +15,24 @@ const CAPTURE_THREAD_LOCAL: i32 = 1;
 
 const NOT_READY: Code = 600;
 /// The shortest and the longest nap of whoever waits.
-const NAPS: [Duration; 2] = [Duration::from_micros(10), Duration::from_millis(1)];
+const NAPS: [Duration; 2] = [Duration::from_micros(10), Duration::from_millis(4)];
+/// Which part of the time that has passed a nap takes: where the end matters, and where it doesn't much.
+const SOON: u32 = 64;
+const IDLY: u32 = 4;
 
-/// Sleeps until `query` says that it's done: in naps, each a small part of the time that has passed. The driver's own sleep ends with the GPU's
+/// Sleeps until `query` says that it's done: in naps, each a `part`th of the time that has passed. The driver's own sleep ends with the GPU's
 /// interrupt, which took 244 microseconds in the middle of a hundred steps on a virtual machine, naps 51 (docs/experiments.md).
 fn nap_until(
     table: &Table,
     what: &'static str,
-    shortest: Duration,
+    part: u32,
     query: impl Fn() -> Code,
 ) -> Result<(), DriverError> {
     let start = Instant::now();
     loop {
         match query() {
             0 => return Ok(()),
-            NOT_READY => std::thread::sleep((start.elapsed() / 64).clamp(shortest, NAPS[1])),
+            NOT_READY => std::thread::sleep((start.elapsed() / part).clamp(NAPS[0], NAPS[1])),
             code => return Err(DriverError::of(table, what, code)),
         }
     }
@@ -74,7 +77,7 @@ impl Stream {
     pub fn synchronize(&self) -> Result<(), DriverError> {
         let table = self.context().table();
         // SAFETY: the stream is alive.
-        nap_until(table, "stream_query", NAPS[0], || unsafe { (table.stream_query)(self.raw()) })
+        nap_until(table, "stream_query", SOON, || unsafe { (table.stream_query)(self.raw()) })
     }
 
     /// Whether something queued isn't done.
@@ -314,18 +317,18 @@ impl Event {
 
     /// Sleeps until it is reached.
     pub fn wait(&self) -> Result<(), DriverError> {
-        self.nap(NAPS[0])
+        self.nap(SOON)
     }
 
-    /// Sleeps until it is reached or a millisecond longer: for who has time, and no CPU to spend on short naps.
+    /// Sleeps until it is reached, or a fourth of that time longer: for who has time, and no CPU to spend on short naps.
     pub fn wait_idly(&self) -> Result<(), DriverError> {
-        self.nap(NAPS[1])
+        self.nap(IDLY)
     }
 
-    fn nap(&self, shortest: Duration) -> Result<(), DriverError> {
+    fn nap(&self, part: u32) -> Result<(), DriverError> {
         let table = self.context.table();
         // SAFETY: the event is alive.
-        nap_until(table, "event_query", shortest, || unsafe { (table.event_query)(self.raw) })
+        nap_until(table, "event_query", part, || unsafe { (table.event_query)(self.raw) })
     }
 
     /// Whether it is reached.
@@ -376,7 +379,7 @@ mod tests {
         let asked = Cell::new(0);
         let answers = |last: Code| {
             asked.set(0);
-            nap_until(table, "stream_query", NAPS[0], || {
+            nap_until(table, "stream_query", SOON, || {
                 asked.set(asked.get() + 1);
                 if asked.get() < 4 { NOT_READY } else { last }
             })

@@ -4,7 +4,7 @@
 //! from the start, so that a table of addresses says where kernels find each while it is there. A stream of its own copies ahead, as many
 //! chunks as there are places; each place has one event for "it is there" and one for "it has been used", and each stream waits for the
 //! other's. No copy waits for the host, but for experts in memory that the GPU can't read: their copies are queued by other threads
-//! ([`Staging`]), and a chunk that has such experts can be waited for only when they have been. The host sleeps where it is a round of the ring ahead.
+//! ([`Staging`]), and a chunk that has such experts can be waited for only when they have been.
 //!
 //! Invariant: a place is written only behind all work that read what was there before.
 
@@ -223,9 +223,6 @@ impl Ring {
             self.start_at(chunk, compute)?;
         }
         self.feed()?;
-        // A stream takes so many launches; the driver spins for whoever queues more. So the host sleeps until the GPU is at most a round of the
-        // ring behind.
-        self.places[chunk % PLACES].used.wait_idly()?;
         let Chunk { staged, staged_before, .. } = &self.chunks[chunk];
         if let Some(staging) = self.staging.as_mut().filter(|_| !staged.is_empty()) {
             let first = staged_before - self.chunks[self.begun].staged_before;
