@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use strata_topology::{Assignment, Pool, PoolError};
 
-/// Bytes that [`memory_rate`] reads: more than caches hold, together.
-pub const MEASURED: usize = 512 << 20;
+/// Bytes that [`memory_rate`] reads: more than most caches hold; larger ones make its rate an upper bound.
+pub const MEASURED: usize = 96 << 20;
 const ROUNDS: usize = 3;
 
 /// Bytes a second that the computing threads read together, the best of a few rounds over [`MEASURED`] bytes, which it takes meanwhile.

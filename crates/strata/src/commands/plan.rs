@@ -1,7 +1,6 @@
 //! `strata plan`: what would be put where, before anything is allocated.
 
 use serde_json::json;
-use strata_cpu::MEASURED;
 use strata_engine::Planned;
 use strata_model::Model;
 use strata_plan::{Bytes, Category, Place, Rates, Weights};
@@ -91,6 +90,9 @@ pub fn run(args: &PlanArgs, config: &Config, machine: &Machine) -> Result<(), Fa
     fits.map_err(|error| asked.too_large(&error))
 }
 
+/// Bytes that caches may hold.
+const LARGEST_CACHE: u64 = 512 << 20;
+
 /// Rates in a line.
 fn as_text(rates: &Rates) -> String {
     let Rates { host, device, link } = *rates;
@@ -120,7 +122,7 @@ fn weights(model: &Model, planned: &Planned) -> Option<Weights> {
     let moe = planned.spec.shape.moe;
     let weights = Weights { dense, inside, beside: heap + mapped, experts: moe.experts, used: moe.used };
     let in_memory = file == 0 || beside_device;
-    (in_memory && dense + heap + mapped + inside > MEASURED as u64).then_some(weights)
+    (in_memory && dense + heap + mapped + inside > LARGEST_CACHE).then_some(weights)
 }
 
 #[cfg(test)]
