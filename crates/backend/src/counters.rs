@@ -83,7 +83,8 @@ pub struct HostCount {
 }
 
 impl HostCount {
-    fn merge(&mut self, other: HostCount) {
+    /// Adds what was counted elsewhere.
+    pub fn merge(&mut self, other: HostCount) {
         self.asked += other.asked;
         self.experts += other.experts;
         self.nanos += other.nanos;

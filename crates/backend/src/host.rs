@@ -22,7 +22,20 @@ pub trait BuildHostExperts: Send {
     ) -> Result<Box<dyn HostExperts>, BackendError>;
 }
 
-/// Computes experts' products with one row, with the bits that a backend gives.
+/// Rows of a window, grouped by expert.
+#[derive(Debug, Clone, Copy)]
+pub struct GroupedRows<'a> {
+    /// The experts of a layer, each once.
+    pub experts: &'a [u32],
+    /// Where each one's places start, and at last where they end: from 0 on, one more than experts.
+    pub bounds: &'a [u32],
+    /// Which row each place has.
+    pub order: &'a [u32],
+    /// `[rows][D]`
+    pub u: &'a [f32],
+}
+
+/// Computes experts' products, with the bits that a backend gives.
 pub trait HostExperts: Send {
     /// Calls will follow one another closely until [`HostExperts::end_step`]: threads may stay awake between them.
     fn begin_step(&mut self);
@@ -41,6 +54,15 @@ pub trait HostExperts: Send {
         weights: &ExpertWeights,
         experts: &[u32],
         u: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), BackendError>;
+
+    /// The same for several rows: to `out`, `[places][D]`.
+    fn grouped(
+        &mut self,
+        layer: Layer,
+        weights: &ExpertWeights,
+        rows: GroupedRows<'_>,
         out: &mut [f32],
     ) -> Result<(), BackendError>;
 }

@@ -26,7 +26,7 @@ pub use backend::{Backend, BackendError, Fence};
 pub use build::{Build, WeightData};
 pub use counters::{Counters, ExpertCount, Family, FamilyCount, HostCount, LinkCount, ReadCount};
 pub use handle::{Buffer, Checkpoint, Layer, SeqSlot, Weight};
-pub use host::{BuildHostExperts, HostExperts};
+pub use host::{BuildHostExperts, GroupedRows, HostExperts};
 pub use logits::{Adjustment, Largest, LogitRow, MOST_ADJUSTMENTS, MOST_LARGEST, UNIT_MASS, mass};
 pub use op::{ExpertWeights, GdnWeights, MixerWeights, NgramWeights, Op, QsaWeights, SharedWeights};
 pub use shape::{BufferSpec, GdnShape, KvFormat, LayerState, MoeShape, NgramShape, QsaShape, Shape, Spec};

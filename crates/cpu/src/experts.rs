@@ -16,7 +16,7 @@ use strata_residency::{ExpertId, ExpertStore, Pinned, StoreError, Tier};
 use strata_topology::Latch;
 
 use crate::backend::CpuBackend;
-use crate::bench::{Scratch, Spread, Team};
+use crate::bench::{Bench, Scratch, Spread, Team};
 use crate::relay::{Items, Pieces, relay};
 use crate::route::Routing;
 use crate::shared::{Grid, Job, run, run_on};
@@ -99,25 +99,7 @@ impl CpuBackend {
         // A row for each sequence at most: a step, from which their use is learned.
         let step = rows <= self.spec.sequences;
         for units in self.store.tour(layer.0, stage.units, step)? {
-            let units = units?;
-            let tasks = units.len().next_multiple_of(team.threads());
-            if team.threads() == 1 || 5 * units.len() > 4 * tasks {
-                let bounds = &stage.bounds[units.start..=units.end];
-                let part = &mut products[bounds[0] as usize * d..bounds[units.len()] as usize * d];
-                run_on(team.pool, &mut self.bench, Grid::bands(part, d, bounds, d), |unit, out, scratch| {
-                    stage.note(stage.unit(team.alone(), units.start + unit, out.into_slice(), scratch));
-                });
-            } else if rows == 1 {
-                let part = &mut products[units.start * d..units.end * d];
-                stage.one_row(team, units, part, self.bench.whole(), &mut self.latches);
-            } else {
-                // As many units at a time as there are places for their columns.
-                let at_once = self.bench.acts.len();
-                for first in units.clone().step_by(at_once) {
-                    let units = first..units.end.min(first + at_once);
-                    stage.together(team, units, products, self.bench.whole());
-                }
-            }
+            stage.compute(team, units?, products, &mut self.bench, &mut self.latches);
             if stage.error.get().is_some() {
                 break;
             }
@@ -208,6 +190,36 @@ fn multiply(isa: Isa, w: Matrix<'_>, x: Columns<'_>, out: &mut [f32]) {
 }
 
 impl Stage<'_> {
+    /// All of some units, by the whole team; into `products`, `[places][D]`, of all units. `latches` are one for each expert of a row.
+    pub(crate) fn compute(
+        &self,
+        team: Team<'_>,
+        units: Range<usize>,
+        products: &mut [f32],
+        bench: &mut Bench,
+        latches: &mut [Latch],
+    ) {
+        let d = self.d;
+        let tasks = units.len().next_multiple_of(team.threads());
+        if team.threads() == 1 || 5 * units.len() > 4 * tasks {
+            let bounds = &self.bounds[units.start..=units.end];
+            let part = &mut products[bounds[0] as usize * d..bounds[units.len()] as usize * d];
+            run_on(team.pool, bench, Grid::bands(part, d, bounds, d), |unit, out, scratch| {
+                self.note(self.unit(team.alone(), units.start + unit, out.into_slice(), scratch));
+            });
+        } else if self.u.len() == d {
+            let part = &mut products[units.start * d..units.end * d];
+            self.one_row(team, units, part, bench.whole(), latches);
+        } else {
+            // As many units at a time as there are places for their columns.
+            let at_once = bench.acts.len();
+            for first in units.clone().step_by(at_once) {
+                let units = first..units.end.min(first + at_once);
+                self.together(team, units, products, bench.whole());
+            }
+        }
+    }
+
     /// All of an expert for one unit's rows, into `out`, `[rows][D]`.
     fn unit(
         &self,
@@ -231,13 +243,7 @@ impl Stage<'_> {
     }
 
     /// All of the experts of some units, all workers on each stage. The bench has a place for each unit's columns.
-    pub(crate) fn together(
-        &self,
-        team: Team<'_>,
-        units: Range<usize>,
-        products: &mut [f32],
-        mut scratch: Scratch<'_>,
-    ) {
+    fn together(&self, team: Team<'_>, units: Range<usize>, products: &mut [f32], mut scratch: Scratch<'_>) {
         let (d, width, count) = (self.d, self.moe.width, units.len());
         let bounds = &self.bounds[units.start..=units.end];
         let base = bounds[0] as usize;

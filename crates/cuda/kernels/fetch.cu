@@ -113,4 +113,36 @@ extern "C" __global__ void __launch_bounds__(FETCHERS) strata_fetch(const __grid
     }
 }
 
+/// Twin: `src/ops/fetch.rs`.
+struct RowsParams {
+    /// `[count][width]`, in host memory, and the place of each row in `to`, `[..][width]`.
+    const float* rows;
+    const uint32_t* places;
+    float* to;
+    uint32_t count, width;
+};
+
+/// Brings rows that the host computed to their places. By a kernel, for copies would queue behind the experts that are on their way.
+extern "C" __global__ void __launch_bounds__(FETCHERS) strata_bring_rows(const __grid_constant__ RowsParams p) {
+    for (uint32_t row = blockIdx.x; row < p.count; row += gridDim.x) {
+        const float* from = p.rows + size_t(row) * p.width;
+        float* to = p.to + size_t(p.places[row]) * p.width;
+        for (uint32_t first = threadIdx.x; first < p.width; first += UNDER_WAY * FETCHERS) {
+            float values[UNDER_WAY];
+#pragma unroll
+            for (uint32_t i = 0; i < UNDER_WAY; i++) {
+                const uint32_t at = first + i * FETCHERS;
+                values[i] = at < p.width ? __ldcs(from + at) : 0.0f;
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < UNDER_WAY; i++) {
+                const uint32_t at = first + i * FETCHERS;
+                if (at < p.width) {
+                    to[at] = values[i];
+                }
+            }
+        }
+    }
+}
+
 }  // namespace strata

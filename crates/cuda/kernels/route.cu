@@ -22,6 +22,14 @@ struct Routing {
     /// Per expert where its units end; the last says how many there are, and for a few rows is the only one.
     uint32_t* unit_ends;
     uint32_t rows, used, all, tile;
+    /// Experts that the host computes: those from `from` on whose address isn't in the device's memory. They get places, but no units. Null
+    /// for none. Twin: `LeftOut` in `src/tiers/portion.rs`.
+    const uint64_t* slots;
+    uint64_t first, end, from;
+
+    __device__ bool left_out(uint32_t expert) const {
+        return slots != nullptr && expert >= from && (slots[expert] < first || slots[expert] >= end);
+    }
 };
 
 struct ChooseParams {
@@ -146,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(1024) strata_scan(const __grid_cons
     }
     for (uint32_t first = 0; first < r.all; first += 1024) {
         const uint32_t expert = first + thread, count = expert < r.all ? r.counts[expert] : 0;
-        const uint32_t own = (count + r.tile - 1) / r.tile;
+        const uint32_t own = count == 0 || r.left_out(expert) ? 0 : (count + r.tile - 1) / r.tile;
         places[thread] = count, units[thread] = own;
         __syncthreads();
         for (uint32_t width = 1; width < 1024; width *= 2) {

@@ -18,7 +18,7 @@ use crate::ops::{self, Columns, Kernels, Left, LeftExperts, OpError, Routing, So
 use crate::recording::{self, Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
-use crate::tiers::{Budget, Computes, Desk, Exchanges, ExpertCache, RankingFile, Stagers, Tiers};
+use crate::tiers::{Budget, Computes, Exchanges, ExpertCache, RankingFile, Stagers, Tiers, describe_portion};
 use crate::weights::{Matrix, Stage, Weights};
 use crate::{Failed, failed};
 
@@ -145,7 +145,11 @@ impl Build for Cuda {
         let in_pieces = self.kernels.products.in_pieces();
         let described = memory::describe(spec, weights, experts, plan, (in_pieces, budget));
         let host = self.host.as_ref().filter(|_| described.tiers.reads_host());
-        Ok(Described { host: host.map(|(host, _)| host.describe(spec, plan)), ..described })
+        let describe = |(host, _): &(Box<dyn BuildHostExperts>, _)| {
+            describe_portion(spec, plan);
+            host.describe(spec, plan)
+        };
+        Ok(Described { host: host.map(describe), ..described })
     }
 
     fn experts_in_memory(&self, described: &Described) -> Option<Vec<ExpertId>> {
@@ -720,9 +724,8 @@ impl Backend for CudaBackend {
     }
 
     fn take_counters(&mut self) -> Counters {
-        let host = self.tiers.desk.as_mut().map(Desk::take_count);
         let mut counters = std::mem::take(&mut self.counters);
-        counters.host = host.unwrap_or_default();
+        counters.host = self.tiers.take_host_count();
         counters
     }
 

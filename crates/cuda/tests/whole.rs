@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use strata_backend::KvFormat;
+use strata_cpu::CpuHostExperts;
 use strata_cuda::{Cuda, ExpertCache, Room};
 use strata_engine::{Engine, EngineConfig, EngineError, Wants};
 use strata_quant::Format;
@@ -12,29 +13,36 @@ use strata_selftest::{CheckError, ids, ops, samplings, whole};
 use strata_synth::{Geometry, Mix, Options};
 use strata_testkit::golden::{self, Npz};
 
-/// A model on the first GPU, with so many experts there, and on the CPU, or a line that says why there is no GPU.
-fn engines_with(path: &Path, config: &EngineConfig, expert_cache: ExpertCache) -> Option<[Engine; 2]> {
-    let room = Room { expert_cache, ..Room::default() };
+/// Experts on the GPU, and how many sixteenths of the others the host computes.
+type Experts = (ExpertCache, Option<u32>);
+
+/// A model on the first GPU and on the CPU, or a line that says why there is no GPU.
+fn engines_with(path: &Path, config: &EngineConfig, (cache, share): Experts) -> Option<[Engine; 2]> {
+    let room = Room { expert_cache: cache, ..Room::default() };
     let gpu = || -> Result<Cuda, CheckError> { Ok(Cuda::new(&ops::first()?, room)?) };
     let gpu = strata_selftest::or_skip(gpu())?;
+    let gpu = match share {
+        Some(_) => gpu.with_host(Box::new(CpuHostExperts(whole::cpu().unwrap())), share),
+        None => gpu,
+    };
     let cpu = whole::cpu().unwrap();
     Some([whole::engine(path, config, gpu).unwrap(), whole::engine(path, config, cpu).unwrap()])
 }
 
 fn engines(path: &Path, config: &EngineConfig) -> Option<[Engine; 2]> {
-    engines_with(path, config, ExpertCache::Auto)
+    engines_with(path, config, (ExpertCache::Auto, None))
 }
 
 /// Runs the same tokens on both, and compares what every op writes, and the state in the end.
-fn compare_with(path: &Path, config: &EngineConfig, cache: ExpertCache, tokens: &[u32], decoded: usize) {
-    let Some(engines) = engines_with(path, config, cache) else { return };
+fn compare_with(path: &Path, config: &EngineConfig, experts: Experts, tokens: &[u32], decoded: usize) {
+    let Some(engines) = engines_with(path, config, experts) else { return };
     for (family, (found, _)) in whole::op_by_op(path, config, tokens, decoded, engines).unwrap() {
-        assert!(found.equal(), "{cache:?}, {family}: {found}");
+        assert!(found.equal(), "{experts:?}, {family}: {found}");
     }
 }
 
 fn compare(path: &Path, config: &EngineConfig, tokens: &[u32], decoded: usize) {
-    compare_with(path, config, ExpertCache::Auto, tokens, decoded);
+    compare_with(path, config, (ExpertCache::Auto, None), tokens, decoded);
 }
 
 #[test]
@@ -54,8 +62,15 @@ fn the_demo_model() {
     tokens.truncate(200);
     for window in [200, 33] {
         let config = EngineConfig { window: Some(window), context: Some(256), ..Default::default() };
-        for cache in [ExpertCache::Auto, ExpertCache::Experts(0), ExpertCache::Bytes(7 << 20)] {
-            compare_with(&golden::pebble(), &config, cache, &tokens, 8);
+        let some = ExpertCache::Bytes(7 << 20);
+        for experts in [
+            (ExpertCache::Auto, None),
+            (ExpertCache::Experts(0), None),
+            (some, None),
+            (ExpertCache::Experts(0), Some(16)),
+            (some, Some(6)),
+        ] {
+            compare_with(&golden::pebble(), &config, experts, &tokens, 8);
         }
     }
 }
@@ -75,7 +90,7 @@ fn every_format() {
         let path = synth(folder.path(), Geometry::tiny(), Mix::pure(format));
         let config = EngineConfig { window: Some(40), context: Some(64), ..Default::default() };
         for cache in [ExpertCache::Auto, ExpertCache::Experts(3)] {
-            compare_with(&path, &config, cache, &ids(200, 52), 3);
+            compare_with(&path, &config, (cache, None), &ids(200, 52), 3);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! In F32 the tolerance is that of f32 arithmetic. With Q8_0 weights the oracle has the decoded weights but activations that
 //! aren't quantised, so the tolerance is that of 8-bit activations; the products themselves are tested bit for bit elsewhere.
 
-use strata_backend::{KvFormat, Layer, Op, QsaShape};
+use strata_backend::{GroupedRows, HostExperts, KvFormat, Layer, Op, QsaShape};
 use strata_quant::Format;
 use strata_testkit::oracle::{self, Rows, rows};
 
@@ -270,6 +270,46 @@ fn experts_for_a_device() {
         for (expert, out) in &alone {
             let first = &alone.iter().find(|(other, _)| other == expert).unwrap().1;
             assert!(out.iter().zip(first).all(|(a, b)| a.to_bits() == b.to_bits()), "expert {expert}");
+        }
+    }
+}
+
+/// Oracle: each row alone. Of rows grouped by expert, some with none and one with more than are done at a time, every place has the bits of its row
+/// asked alone, with however many threads.
+#[test]
+fn grouped_experts_for_a_device() {
+    for (recipe, _) in recipes() {
+        let d = recipe.shape.hidden;
+        let u = Random(6).floats(90 * d, 1.0);
+        let row = |row: u32| &u[row as usize * d..][..d];
+        let places: [(u32, Vec<u32>); 4] =
+            [(0, vec![7]), (2, (0..90).rev().collect()), (3, vec![]), (5, vec![89, 3, 4])];
+        let (mut bounds, mut order) = (vec![0u32], Vec::new());
+        for (_, rows) in &places {
+            order.extend(rows);
+            bounds.push(order.len() as u32);
+        }
+        let experts: Vec<u32> = places.iter().map(|(expert, _)| *expert).collect();
+        for threads in [1, 2, 5] {
+            let rig = Rig::new(Recipe { threads, grain: Some(1), ..recipe.clone() });
+            let mut host = rig.host();
+            host.begin_step();
+            let mut out = vec![0.0; order.len() * d];
+            let grouped = GroupedRows { experts: &experts, bounds: &bounds, order: &order, u: &u };
+            host.grouped(QSA, &rig.experts, grouped, &mut out).unwrap();
+            let pairs = places.iter().flat_map(|(expert, rows)| rows.iter().map(move |row| (*expert, *row)));
+            for ((expert, of), out) in pairs.zip(out.chunks_exact(d)) {
+                let mut alone = vec![0.0; d];
+                host.outputs(QSA, &rig.experts, &[expert], row(of), &mut alone).unwrap();
+                assert!(out.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits()), "{expert} of {of}");
+            }
+            let wrong = |rows: GroupedRows<'_>, host: &mut dyn HostExperts| {
+                host.grouped(QSA, &rig.experts, rows, &mut vec![0.0; order.len() * d]).is_err()
+            };
+            assert!(wrong(GroupedRows { bounds: &bounds[1..], ..grouped }, &mut *host));
+            assert!(wrong(GroupedRows { u: &u[d..], ..grouped }, &mut *host));
+            assert!(wrong(GroupedRows { experts: &[0, 2, 3, 99], ..grouped }, &mut *host));
+            host.end_step();
         }
     }
 }

@@ -8,6 +8,7 @@ use super::{OpError, module};
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Stream};
 use crate::inputs::Ids;
+use crate::recording::MOST_ROWS;
 use crate::weights::Matrix;
 use crate::{Failed, failed};
 
@@ -78,8 +79,8 @@ impl CudaBackend {
         let x = self.buffer(x, tokens.len(), streams * d)?;
         // A window begins: experts may come already.
         let many = many(&self.spec.shape.moe, tokens.len());
-        if many {
-            self.tiers.settle(&self.stream)?;
+        if tokens.len() > MOST_ROWS {
+            self.tiers.begin_window(tokens.len(), many, &self.stream)?;
         }
         if let Some(ring) = self.tiers.ring.as_mut().filter(|_| many) {
             ring.start(&self.stream)?;

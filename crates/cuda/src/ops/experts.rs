@@ -234,8 +234,8 @@ impl CudaBackend {
         self.left_experts = None;
         // Many rows find experts in the ring.
         let many = many(&moe, rows);
-        if many {
-            self.tiers.settle(&self.stream)?;
+        if w.scales.iter().any(Option::is_some) && self.routing.leaves_out() {
+            self.leave_nothing_out()?;
         }
         let slots = match &self.tiers.ring {
             Some(ring) if many => ring.layer(layer.0),
@@ -267,26 +267,42 @@ impl CudaBackend {
             }
             self.route_now(router, routed)?;
         }
+        // Before the products, so that the host computes beside them.
+        self.tiers.bring_rows(&self.routing, u, &self.stream)?;
         let all = self.routing.stretch(&moe, 0..moe.experts);
         let fetched = self.fetched((layer, &slots), all, many)?;
         let [gate, up, down] = [gate, up, down].map(|product| Product { slots: fetched.table, ..product });
         self.prepare_for(&input, [w.gate, w.up].iter().any(|format| !format.is_float()))?;
         if self.hidden(&gate, &up, &input, &room.hidden, !w.down.is_float())? {
             self.grouped(&down, &room.hidden, self.routing.products, room.hidden_pieces, all)?;
-            return Ok(read);
+        } else {
+            self.unit_pieces(&[&gate, &up], &input, room.pieces)?;
+            self.in_chunks(&[gate, up, down], &input, &room, layer)?;
         }
-        self.unit_pieces(&[&gate, &up], &input, room.pieces)?;
-        let products = [gate, up, down];
+        self.tiers.compute_portion((layer, w), &self.routing, (&self.kernels.fetch, &self.stream))?;
+        Ok(read)
+    }
+
+    /// The three products of all experts; of those that come through the ring when they are there.
+    fn in_chunks(
+        &mut self,
+        products: &[Product; 3],
+        input: &Input,
+        room: &Room,
+        layer: Layer,
+    ) -> Result<(), BackendError> {
+        let moe = self.spec.shape.moe;
+        let many = many(&moe, self.routing.rows);
         let Some(mut ring) = self.tiers.ring.take_if(|_| many) else {
-            return self.three(&products, &input, &room, 0..moe.experts).map(|()| read);
+            return self.three(products, input, room, 0..moe.experts);
         };
         let done = ring.chunks(layer.0).try_for_each(|chunk| {
             ring.arrive(chunk, &self.stream)?;
-            self.three(&products, &input, &room, ring.experts(chunk))?;
-            Ok(ring.used(chunk, &self.stream)?)
+            self.three(products, input, room, ring.experts(chunk))?;
+            ring.used(chunk, &self.stream).map_err(BackendError::from)
         });
         self.tiers.ring = Some(ring);
-        done.map(|()| read)
+        done
     }
 
     /// Where a window's experts are: fetched, if it is one for which that is worth it.

@@ -20,10 +20,21 @@ struct FetchParams {
     by_expert: u32,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RowsParams {
+    rows: u64,
+    places: u64,
+    to: u64,
+    count: u32,
+    width: u32,
+}
+
 /// The kernels.
 pub(crate) struct Fetch {
     fetch: Kernel<FetchParams>,
     brought: Kernel<WantedParams>,
+    rows: Kernel<RowsParams>,
     processors: usize,
 }
 
@@ -34,6 +45,7 @@ impl Fetch {
         Ok(Fetch {
             fetch: module.kernel("strata_fetch")?,
             brought: module.kernel("strata_brought")?,
+            rows: module.kernel("strata_bring_rows")?,
             processors,
         })
     }
@@ -72,5 +84,31 @@ impl Fetch {
             unsafe { self.brought.launch(stream, Grid { blocks: [1; 3], threads: 32 }, &wanted)? };
         }
         Ok(Some(LayerTable { table: fetched, ..*slots }))
+    }
+
+    /// Queues bringing rows, `[rows][width]`, to their places of `to`, `[..][width]`.
+    ///
+    /// # Safety
+    /// Both lists are in pinned memory that nobody writes to before it is done.
+    pub(crate) unsafe fn bring_rows(
+        &self,
+        stream: &Stream,
+        (rows, places): (&[f32], &[u32]),
+        to: DeviceSlice<f32>,
+        width: usize,
+    ) -> Result<(), DriverError> {
+        assert!(rows.len() == places.len() * width);
+        assert!(places.iter().all(|&place| (place as usize + 1) * width <= to.len()));
+        let p = RowsParams {
+            // The driver gives host memory one address for both.
+            rows: rows.as_ptr().expose_provenance() as u64,
+            places: places.as_ptr().expose_provenance() as u64,
+            to: to.address(),
+            count: places.len() as u32,
+            width: width as u32,
+        };
+        let grid = Grid { blocks: [places.len().clamp(1, 2 * self.processors) as u32, 1, 1], threads: 256 };
+        // SAFETY: the places were checked, the caller leaves the lists alone.
+        unsafe { self.rows.launch(stream, grid, &p) }
     }
 }

@@ -26,6 +26,7 @@ use strata_quant::Format;
 
 pub(crate) use experts::most_fetched;
 pub(crate) use experts_one::LeftExperts;
+pub(crate) use fetch::Fetch;
 pub(crate) use gdn::check as check_gdn;
 pub(crate) use mixer::Left;
 pub(crate) use ngram::check as check_ngram;

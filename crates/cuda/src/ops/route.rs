@@ -4,12 +4,13 @@ use std::ops::Range;
 
 use strata_backend::{BackendError, Buffer, Layer, MoeShape, Spec, Weight};
 
+use super::experts::many;
 use super::wide::WIDE;
 use super::{OpError, module};
 use crate::backend::CudaBackend;
 use crate::driver::{Context, DeviceSlice, DriverError, Grid, Kernel, Stream};
 use crate::scratch::Scratch;
-use crate::tiers::Choices;
+use crate::tiers::{Choices, LeftOut};
 use crate::weights::Matrix;
 use crate::{Failed, failed};
 
@@ -30,6 +31,7 @@ pub(crate) struct RoutingParams {
     used: u32,
     all: u32,
     tile: u32,
+    left_out: LeftOut,
 }
 
 #[repr(C)]
@@ -150,6 +152,8 @@ pub(crate) struct Routing {
     pub(crate) rows: usize,
     /// Whether its pairs are grouped.
     grouped: bool,
+    /// Experts that aren't the device's work.
+    left_out: Option<LeftOut>,
 }
 
 impl Routing {
@@ -174,12 +178,13 @@ impl Routing {
             products: room.take(pairs * spec.shape.hidden),
             rows: 0,
             grouped: false,
+            left_out: None,
         }
     }
 
     /// A layer begins to route so many rows, with places of its own for some of what it leaves.
-    fn begin(&mut self, rows: usize, own: Choices) {
-        (self.rows, self.grouped) = (rows, rows <= FEW);
+    fn begin(&mut self, rows: usize, own: Choices, left_out: Option<LeftOut>) {
+        (self.rows, self.grouped, self.left_out) = (rows, rows <= FEW, left_out);
         let [experts, counts] = self.shared;
         (self.experts, self.counts) = (own.experts.unwrap_or(experts), own.ends.unwrap_or(counts));
     }
@@ -217,7 +222,18 @@ impl Routing {
             used: moe.used as u32,
             all: moe.experts as u32,
             tile: tile(moe, self.rows) as u32,
+            left_out: self.left_out.unwrap_or_default(),
         }
+    }
+
+    /// Whether some experts aren't the device's work.
+    pub(crate) fn leaves_out(&self) -> bool {
+        self.left_out.is_some()
+    }
+
+    /// Per place its row, and per expert where its places end.
+    pub(crate) fn grouped(&self) -> [DeviceSlice<u32>; 2] {
+        [self.order, self.counts]
     }
 
     /// The work of some experts.
@@ -267,7 +283,10 @@ impl CudaBackend {
         if rows > self.spec.window.max(self.spec.sequences) {
             return Err(failed(format!("{rows} rows to route in windows of {}", self.spec.window)));
         }
-        self.routing.begin(rows, self.tiers.choices(layer, rows));
+        if many(&moe, rows) {
+            self.tiers.settle(rows, &self.stream)?;
+        }
+        self.routing.begin(rows, self.tiers.choices(layer, rows), self.tiers.left_out(layer, rows));
         self.left_route = (rows == 1).then_some((router, u));
         match self.left_route {
             // With the experts, if there are kernels for one row.
@@ -319,5 +338,13 @@ impl CudaBackend {
         queue().map_err(Failed::from)?;
         self.routing.grouped = true;
         Ok(0)
+    }
+
+    /// Groups anew, with all experts the device's work: the host knows nothing of products' scales.
+    pub(crate) fn leave_nothing_out(&mut self) -> Result<(), BackendError> {
+        let rows = self.routing.rows;
+        self.tiers.without_portion(rows, &self.stream)?;
+        (self.routing.left_out, self.routing.grouped) = (None, false);
+        self.group(rows).map(|_| ())
     }
 }

@@ -268,6 +268,11 @@ impl Desk {
         }
     }
 
+    /// Who computes on the host.
+    pub(super) fn host(&mut self) -> Option<&mut dyn HostExperts> {
+        Some(&mut **self.host.as_mut()?)
+    }
+
     /// What the host computed since this was last taken.
     pub(crate) fn take_count(&mut self) -> HostCount {
         std::mem::take(&mut self.count)
@@ -375,10 +380,10 @@ impl Desk {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::thread;
 
-    use strata_backend::{KvFormat, LayerState, MoeShape, Shape};
+    use strata_backend::{GroupedRows, KvFormat, LayerState, MoeShape, Shape};
     use strata_quant::Format;
 
     use super::*;
@@ -414,9 +419,19 @@ mod tests {
             }
             Ok(())
         }
+
+        fn grouped(
+            &mut self,
+            _: Layer,
+            _: &ExpertWeights,
+            _: GroupedRows<'_>,
+            _: &mut [f32],
+        ) -> Result<(), BackendError> {
+            unreachable!("a step's rows are one row's")
+        }
     }
 
-    fn spec() -> Spec {
+    pub(in crate::tiers) fn spec() -> Spec {
         let moe = MoeShape { experts: 16, used: 4, width: 8, shared_width: 8 };
         let shape = Shape {
             hidden: WIDTH,

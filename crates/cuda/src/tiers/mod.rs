@@ -15,8 +15,10 @@ mod exchange;
 mod host;
 mod link;
 mod policy;
+mod portion;
 mod ranking;
 mod ring;
+mod share;
 mod split;
 mod staging;
 
@@ -24,7 +26,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use strata_backend::{BackendError, ExpertCount, Layer, Op, Spec};
+use strata_backend::{BackendError, ExpertCount, ExpertWeights, HostCount, Layer, Op, Spec};
 use strata_plan::{Bytes, Category, Place, Plan, Region};
 use strata_residency::{
     CopyLayout, ExpertId, ExpertStore, Heat, LayerExperts, LayerSource, Move, Pace, Roster, Slots, Tier,
@@ -32,7 +34,7 @@ use strata_residency::{
 
 use crate::driver::{Context, DeviceMemory, DeviceSlice, Stream};
 use crate::failed;
-use crate::ops::most_fetched;
+use crate::ops::{Fetch, Routing, most_fetched};
 use crate::weights::Stage;
 use staging::Staging;
 
@@ -44,6 +46,8 @@ use host::{At, HostMemory};
 use link::DeviceLink;
 pub use policy::Exchanges;
 use policy::Policy;
+use portion::Portion;
+pub(crate) use portion::{LeftOut, describe as describe_portion};
 pub(crate) use ranking::RankingFile;
 pub(crate) use ring::Ring;
 pub use staging::{SpawnStager, Stagers};
@@ -279,10 +283,12 @@ pub(crate) struct Tiers {
     pub(crate) ring: Option<Ring>,
     /// Where the host is asked, if it computes or brings some.
     pub(crate) desk: Option<Desk>,
+    /// What the host computes of windows of many rows, if it does.
+    portion: Option<Portion>,
     /// What windows choose, and what is learned of it, where not all experts have slots.
     cache: Option<Cache>,
-    /// As of how many changes of places the ring is cut.
-    cut_at: u64,
+    /// As of how many changes of places, and of what is left to the host, the ring is cut.
+    cut_at: [u64; 2],
     /// All memory of the device that is the backend's.
     pub(crate) device: DeviceSlice<u8>,
     host: Arc<HostMemory>,
@@ -362,7 +368,8 @@ impl Tiers {
                 let room = [region.bytes(), fetched];
                 let staging = staged.then(|| staging(context, &copies, (store, &roster), stagers, room));
                 let staging = staging.transpose()?;
-                let (chunks, addresses) = ring::cut(place(region), &host, &at, &|id| copy(id).bytes);
+                let (chunks, addresses) =
+                    ring::cut(place(region), &host, &at, &|id| copy(id).bytes, &|_| false);
                 let room = (place(region), tables.range(2 * count..2 * count + width));
                 let (copies, table) =
                     ((copies, staging), (tables.range(count..2 * count), table(count, &addresses)?));
@@ -377,6 +384,8 @@ impl Tiers {
         };
         let asks = computes.is_some() || staged;
         let each = Duration::from_nanos(average * u64::from(rate) / 1000);
+        let helps = computes.as_ref().filter(|_| !staged).map(|(_, fixed)| (each, *fixed));
+        let portion = helps.map(|helps| Portion::new(context, spec, helps)).transpose().map_err(failed)?;
         let desk = desk.filter(|_| asks);
         let desk = desk.map(|region| Desk::new(context, spec, (computes, each), device, place(region)));
         let cache = match (chosen, &ring) {
@@ -406,7 +415,7 @@ impl Tiers {
             }
             _ => None,
         };
-        Ok(Tiers { layers, ring, desk: desk.transpose()?, cache, cut_at: 0, device, host })
+        Ok(Tiers { layers, ring, desk: desk.transpose()?, portion, cache, cut_at: [0; 2], device, host })
     }
 
     /// Where routing leaves its choices: chosen experts, and counts of them.
@@ -452,8 +461,24 @@ impl Tiers {
         self.cache.as_mut().map_or(Ok(None), |cache| cache.committed(rows, stream))
     }
 
-    /// Before the ring's copies for a wide window, or its next layer: nothing moves, and the ring brings what has no slot now.
-    pub(crate) fn settle(&mut self, stream: &Stream) -> Result<(), BackendError> {
+    /// A window of so many rows begins: settles what the host computes of it. Experts come through the ring, or are fetched when they are known.
+    pub(crate) fn begin_window(
+        &mut self,
+        rows: usize,
+        ring: bool,
+        stream: &Stream,
+    ) -> Result<(), BackendError> {
+        match (&mut self.portion, &self.cache) {
+            (Some(portion), Some(cache)) if !ring => portion.choose(rows, false, cache.experts().0),
+            (Some(portion), _) => portion.forget(),
+            _ => {}
+        }
+        if ring { self.settle(rows, stream) } else { Ok(()) }
+    }
+
+    /// Before the ring's copies for a wide window of so many rows, or its next layer: nothing moves, and the ring brings what has no slot now and isn't left
+    /// to the host.
+    pub(crate) fn settle(&mut self, rows: usize, stream: &Stream) -> Result<(), BackendError> {
         let (Some(cache), Some(ring)) = (&mut self.cache, &mut self.ring) else { return Ok(()) };
         if !cache.is_settled() {
             // Whoever waits for the GPU has answered it before.
@@ -461,14 +486,70 @@ impl Tiers {
             cache.settle()?;
         }
         let (experts, changes) = cache.experts();
+        let others = |portion: &&mut Portion| changes != self.cut_at[0] || portion.rows() != rows;
+        if let Some(portion) = self.portion.as_mut().filter(others) {
+            portion.choose(rows, true, experts);
+        }
+        let changes = [changes, self.portion.as_ref().map_or(0, Portion::changes)];
         if changes == self.cut_at {
             return Ok(());
         }
+        let left_out = |id| self.portion.as_ref().is_some_and(|portion| portion.has(id));
         let bytes = |id| cache.exchanger.slots().roster().bytes(id) as usize;
-        let (chunks, addresses) = ring::cut(ring.room().0, &self.host, experts, &bytes);
+        let (chunks, addresses) = ring::cut(ring.room().0, &self.host, experts, &bytes, &left_out);
         ring.recut(chunks, experts, &addresses, stream).map_err(failed)?;
         self.cut_at = changes;
         Ok(())
+    }
+
+    /// The experts of a layer that are left to the host in a window of so many rows.
+    pub(crate) fn left_out(&self, layer: Layer, rows: usize) -> Option<LeftOut> {
+        let portion = self.portion.as_ref().filter(|portion| portion.rows() == rows)?;
+        let (from, slots) = (portion.first(layer)?, self.layers[usize::from(layer.0)]?);
+        let (first, end) = (self.device.address(), self.device.address() + self.device.len() as u64);
+        Some(LeftOut { slots: slots.table.address(), first, end, from: u64::from(from) })
+    }
+
+    /// Has the rows of a grouped layer brought to the host, if it has some of the experts.
+    pub(crate) fn bring_rows(
+        &mut self,
+        routing: &Routing,
+        u: DeviceSlice<f32>,
+        stream: &Stream,
+    ) -> Result<(), BackendError> {
+        let portion = self.portion.as_mut().filter(|_| routing.leaves_out());
+        portion.map_or(Ok(()), |portion| portion.bring(stream, u, routing.grouped()).map_err(failed))
+    }
+
+    /// Has the host compute its experts of the layer whose rows were brought, behind what was queued of the others.
+    pub(crate) fn compute_portion(
+        &mut self,
+        of: (Layer, &ExpertWeights),
+        routing: &Routing,
+        (fetch, stream): (&Fetch, &Stream),
+    ) -> Result<(), BackendError> {
+        let Tiers { portion, desk, cache, .. } = self;
+        let host = desk.as_mut().and_then(Desk::host);
+        let (Some(portion), Some(host), Some(cache)) = (portion, host, cache) else { return Ok(()) };
+        if !routing.leaves_out() {
+            return Ok(());
+        }
+        portion.compute(host, of, cache.experts().0, routing.products, (fetch, stream))
+    }
+
+    /// From now on the host computes nothing of windows of many rows, nor of the one under way.
+    pub(crate) fn without_portion(&mut self, rows: usize, stream: &Stream) -> Result<(), BackendError> {
+        stream.synchronize().map_err(failed)?;
+        self.portion = None;
+        self.cut_at = [u64::MAX; 2];
+        self.settle(rows, stream)
+    }
+
+    /// What the host computed since this was last taken.
+    pub(crate) fn take_host_count(&mut self) -> HostCount {
+        let mut count = self.desk.as_mut().map_or_else(HostCount::default, Desk::take_count);
+        self.portion.iter_mut().for_each(|portion| count.merge(portion.take_count()));
+        count
     }
 
     /// Whether some experts are in memory that the GPU can't read.

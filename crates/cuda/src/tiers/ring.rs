@@ -97,18 +97,20 @@ pub(crate) struct Ring {
     _host: Arc<HostMemory>,
 }
 
-/// Cuts all layers into chunks for a ring in `memory`, and the address of each expert while its chunk is there.
+/// Cuts all layers into chunks for a ring in `memory`, and the address of each expert while its chunk is there. Experts without a slot may be left out.
 pub(super) fn cut(
     memory: DeviceSlice<u8>,
     host: &HostMemory,
     experts: &[(ExpertId, At)],
     bytes: &dyn Fn(ExpertId) -> usize,
+    left_out: &dyn Fn(ExpertId) -> bool,
 ) -> (Vec<Chunk>, Vec<u64>) {
     let room = memory.len() / PLACES / DEVICE_ALIGNMENT * DEVICE_ALIGNMENT;
     let (mut chunks, mut filled, mut addresses, mut staged) = (Vec::<Chunk>::new(), 0, Vec::new(), 0);
     for &(id, at) in experts {
         let (layer, expert) = (usize::from(id.layer), usize::from(id.expert));
-        let needed = if matches!(at, At::Slot(_)) { 0 } else { bytes(id) };
+        let absent = !matches!(at, At::Slot(_)) && left_out(id);
+        let needed = if matches!(at, At::Slot(_)) || absent { 0 } else { bytes(id) };
         if chunks.last().is_none_or(|chunk| chunk.layer != layer || filled + needed > room) {
             chunks.push(Chunk {
                 layer,
@@ -124,6 +126,7 @@ pub(super) fn cut(
         chunk.experts.end = expert + 1;
         let to = memory.range(start..start + needed);
         match at {
+            _ if absent => {}
             At::Slot(_) => {}
             At::Host(from) => chunk.add(host, from..from + needed, to),
             At::Staged => {
@@ -131,7 +134,11 @@ pub(super) fn cut(
                 staged += 1;
             }
         }
-        addresses.push(if let At::Slot(address) = at { address } else { to.address() });
+        addresses.push(match at {
+            _ if absent => 0,
+            At::Slot(address) => address,
+            _ => to.address(),
+        });
         filled += needed;
     }
     (chunks, addresses)
@@ -361,7 +368,7 @@ mod tests {
     use crate::driver::{Device, RegisteredMemory, fake};
 
     /// Oracle: simulated copies. Every expert without a slot is copied whole to where the table says it is, by its layer's chunk, into that
-    /// chunk's place; no copy spans two registrations; experts with a slot are copied nowhere, and those that can't be read are staged to there, in their
+    /// chunk's place; those left out by none; no copy spans two registrations; experts with a slot are copied nowhere, and those that can't be read are staged to there, in their
     /// order.
     #[test]
     fn chunks_bring_every_expert_to_its_address() {
@@ -386,7 +393,8 @@ mod tests {
                 experts.push((id, if slot { At::Slot(7 << 40) } else { at }));
                 end += bytes(id);
             }
-            let (chunks, addresses) = cut(memory, &host, &experts, &bytes);
+            let left_out = |id: ExpertId| id.layer >= 10 && id.expert >= 15;
+            let (chunks, addresses) = cut(memory, &host, &experts, &bytes, &left_out);
             let mut order = Vec::new();
             for ((id, at), address) in experts.iter().zip(&addresses) {
                 let holds = |(_, chunk): &(usize, &Chunk)| {
@@ -398,6 +406,11 @@ mod tests {
                 };
                 if let At::Slot(slot) = *at {
                     assert_eq!(*address, slot);
+                    continue;
+                }
+                if left_out(*id) {
+                    assert_eq!(*address, 0);
+                    assert!(chunk.staged.iter().all(|(staged, _)| staged != id));
                     continue;
                 }
                 let place = memory.address() + (number % PLACES * 4096) as u64;
@@ -437,7 +450,8 @@ mod tests {
                     piece.len()
                 })
                 .sum();
-            let wanted = experts.iter().filter(|(_, at)| matches!(at, At::Host(_))).map(|(id, _)| bytes(*id));
+            let host = |(id, at): &&(ExpertId, At)| matches!(at, At::Host(_)) && !left_out(*id);
+            let wanted = experts.iter().filter(host).map(|(id, _)| bytes(*id));
             assert_eq!(all, wanted.sum::<usize>());
         }
     }
@@ -458,7 +472,7 @@ mod tests {
         let mut experts: Vec<(ExpertId, At)> = (0..80u16)
             .map(|expert| (ExpertId { layer: 0, expert }, At::Host(start + 256 * usize::from(expert))))
             .collect();
-        let (chunks, _) = cut(memory, &host, &experts, &|_| 256);
+        let (chunks, _) = cut(memory, &host, &experts, &|_| 256, &|_| false);
         let table = DeviceSlice::nowhere(80);
         let room = (memory, DeviceSlice::nowhere(80));
         let copies = Stream::new(&context).unwrap();
@@ -468,7 +482,7 @@ mod tests {
         ring.arrive(0, &compute).unwrap();
         ring.used(0, &compute).unwrap();
         experts[5].1 = At::Slot(7 << 40);
-        let (chunks, addresses) = cut(memory, &host, &experts, &|_| 256);
+        let (chunks, addresses) = cut(memory, &host, &experts, &|_| 256, &|_| false);
         ring.recut(chunks, &experts, &addresses, &compute).unwrap();
         let calls = || fake::with(|state| state.calls);
         let before = calls();

@@ -25,7 +25,7 @@ const BETTER: f64 = 0.99;
 
 /// A straight line through what was seen, where what is long past counts little.
 #[derive(Debug, Clone, Default)]
-struct Line {
+pub(super) struct Line {
     weight: f64,
     n: f64,
     t: f64,
@@ -34,7 +34,7 @@ struct Line {
 }
 
 impl Line {
-    fn add(&mut self, n: f64, t: f64) {
+    pub(super) fn add(&mut self, n: f64, t: f64) {
         let stays = 1.0 - 1.0 / REMEMBERED;
         for (sum, new) in [
             (&mut self.weight, 1.0),
@@ -48,7 +48,7 @@ impl Line {
     }
 
     /// What there is for any at all, and for each: neither is negative.
-    fn fit(&self) -> (f64, f64) {
+    pub(super) fn fit(&self) -> (f64, f64) {
         let (n, t) = (self.n / self.weight, self.t / self.weight);
         let (spread, both) = (self.nn / self.weight - n * n, self.nt / self.weight - n * t);
         // Where all were alike, nothing is known of any at all.
