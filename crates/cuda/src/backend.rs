@@ -9,7 +9,7 @@ use strata_backend::{
     MOST_LARGEST, Op, SeqSlot, Span, Spec, WeightData,
 };
 use strata_plan::{Arena, Limits, Plan};
-use strata_residency::{ExpertId, ExpertStore, LayerSource};
+use strata_residency::{ExpertId, ExpertStore, LayerSource, RankingFile};
 
 use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, DriverError, Event, PinnedMemory, Stream};
 use crate::inputs::{Ids, Inputs};
@@ -18,7 +18,7 @@ use crate::ops::{self, Columns, Kernels, Left, LeftExperts, OpError, Routing, So
 use crate::recording::{self, Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
-use crate::tiers::{Budget, Computes, Desk, Exchanges, ExpertCache, RankingFile, Stagers, Tiers};
+use crate::tiers::{Budget, Computes, Desk, Exchanges, ExpertCache, Stagers, Tiers};
 use crate::weights::{Matrix, Stage, Weights};
 use crate::{Failed, failed};
 

@@ -1,19 +1,17 @@
 //! Experts of which memory holds a part: as many as a budget has room for, the most used ones; the others are read from the model's files when a window
 //! uses them.
 //!
-//! Owns what follows from the budget: slots, the memory of experts that are being read, who reads, and the file that keeps what was learned of experts' use.
+//! Owns what follows from the budget: slots, the memory of experts that are being read, and who reads.
 //! Which expert is where, and when it is read, is the store's business.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use strata_model::Model;
 use strata_plan::{Arena, Block, Category, Place, Plan, Region};
 use strata_residency::{
-    ExpertStore, FileTier, Heat, LayerExperts, LayerSource, Pace, Ranking, ReadFile, Reader, ReaderOptions,
-    Roster, SlotId, Slots, Way,
+    ExpertStore, FileTier, Heat, LayerExperts, LayerSource, Pace, RankingFile, ReadFile, Reader,
+    ReaderOptions, Roster, SlotId, Slots, Way,
 };
 
 use crate::error::EngineError;
@@ -77,10 +75,10 @@ impl Budgeted {
         model: &Model,
         lowered: &Lowered,
         arena: &mut Arena,
-        ranking: Option<PathBuf>,
+        ranking: Option<RankingFile>,
         (store, readers): (&mut ExpertStore, &Readers),
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-    ) -> Result<Option<Learned>, EngineError> {
+    ) -> Result<Option<(RankingFile, Roster)>, EngineError> {
         let Budgeted { slots, most, regions } = self;
         let mut memory: Vec<(u64, std::vec::IntoIter<Block<u8>>)> = Vec::new();
         for (length, region) in regions {
@@ -97,14 +95,13 @@ impl Budgeted {
         let memory: Vec<_> = slots.ids().map(block).collect();
         let known = roster(lowered, |source| source.copy_layout().bytes);
         let mut heat = Heat::new(&known, Pace::default());
-        let learned = match ranking {
-            Some(path) => Some(Learned::recall(path, model, known, &mut heat)?),
-            None => None,
-        };
+        if let Some(Err(why)) = ranking.as_ref().map(|file| file.recall(&known, &mut heat)) {
+            tracing::warn!("{why}");
+        }
         let reader = reader(model, most, readers)?;
         let tier = FileTier::new(slots, memory, reader, heat, most);
         let filled = store.read_with(tier, |done, of| progress(Progress { bytes: done.bytes, of }))?;
-        if filled { Ok(learned) } else { Err(EngineError::Cancelled) }
+        if filled { Ok(ranking.map(|file| (file, known))) } else { Err(EngineError::Cancelled) }
     }
 }
 
@@ -125,38 +122,16 @@ fn reader(model: &Model, jobs: usize, readers: &Readers) -> Result<Reader, Engin
     Ok(reader)
 }
 
-/// The file that keeps what steps teach of a model's experts.
-pub(crate) struct Learned {
-    path: PathBuf,
-    identity: Vec<u8>,
-    roster: Roster,
-}
-
-impl Learned {
-    /// Has the heat know what is in the file. What is wrong with it is said, and nothing else comes of it.
-    fn recall(path: PathBuf, model: &Model, roster: Roster, heat: &mut Heat) -> Result<Learned, EngineError> {
-        let identity = model.fingerprint()?.to_le_bytes().to_vec();
-        match Ranking::load(&path, &roster, &identity) {
-            Ok(Some(ranking)) => heat.recall(&ranking),
-            Ok(None) => {}
-            Err(why) => tracing::warn!("{why}"),
-        }
-        Ok(Learned { path, identity, roster })
-    }
-}
-
-/// Writes the file when it is dropped, if there were steps.
+/// Writes what steps taught when it is dropped, if there were any.
 pub(crate) struct Keeper {
-    pub(crate) learned: Learned,
+    pub(crate) file: RankingFile,
+    pub(crate) roster: Roster,
     pub(crate) store: Arc<ExpertStore>,
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        let Learned { path, identity, roster } = &self.learned;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let Some(ranking) = self.store.learned(now) else { return };
-        if let Err(why) = ranking.save(path, roster, identity) {
+        if let Err(why) = self.file.save(&self.roster, |now| self.store.learned(now)) {
             tracing::warn!("{why}");
         }
     }

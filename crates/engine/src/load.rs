@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -15,7 +14,7 @@ use std::time::Duration;
 use strata_backend::{Buffer, BufferSpec, Build, Checkpoint, Shape, Spec};
 use strata_model::Model;
 use strata_plan::{Arena, Block, Category, Limits, Place, Plan, PlanError, Region, largest};
-use strata_residency::{ExpertId, ExpertStore, HostCopy};
+use strata_residency::{ExpertId, ExpertStore, HostCopy, RankingFile};
 
 use crate::budget::{Budgeted, Keeper};
 use crate::choose::Found;
@@ -114,7 +113,11 @@ impl Engine {
         let Planned { plan, spec, .. } = planned;
         check_weights(&model, &lowered)?;
         let mut arena = Arena::new(&plan)?;
-        let ranking = config.ranking.clone();
+        let ranking = config.ranking.clone().map(|path| {
+            let identity = model.fingerprint()?.to_le_bytes().to_vec();
+            Ok::<_, EngineError>(RankingFile::new(path, identity))
+        });
+        let ranking = ranking.transpose()?;
         let (store, keeper) = store(&model, &lowered, slots, &mut arena, (&readers, ranking), progress)?;
         let backend = builder.build(spec.clone(), described, arena, lowered.weights, Arc::clone(&store))?;
         let logits = vec![0.0; logit_floats(&spec, buffers.logit_rows)];
@@ -340,7 +343,7 @@ fn store(
     lowered: &Lowered,
     homes: Homes,
     arena: &mut Arena,
-    (readers, ranking): (&Readers, Option<PathBuf>),
+    (readers, ranking): (&Readers, Option<RankingFile>),
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(Arc<ExpertStore>, Option<Keeper>), EngineError> {
     let mut blocks: Vec<Block<u8>> = Vec::new();
@@ -370,7 +373,7 @@ fn store(
         Homes::Budget(budgeted) => {
             let learned = budgeted.load(model, lowered, arena, ranking, (&mut store, readers), progress)?;
             let store = Arc::new(store);
-            let keeper = learned.map(|learned| Keeper { learned, store: Arc::clone(&store) });
+            let keeper = learned.map(|(file, roster)| Keeper { file, roster, store: Arc::clone(&store) });
             Ok((store, keeper))
         }
     }

@@ -15,7 +15,6 @@ mod exchange;
 mod host;
 mod link;
 mod policy;
-mod ranking;
 mod ring;
 mod split;
 mod staging;
@@ -27,7 +26,8 @@ use std::time::Duration;
 use strata_backend::{BackendError, ExpertCount, Layer, Op, Spec};
 use strata_plan::{Bytes, Category, Place, Plan, Region};
 use strata_residency::{
-    CopyLayout, ExpertId, ExpertStore, Heat, LayerExperts, LayerSource, Move, Pace, Roster, Slots, Tier,
+    CopyLayout, ExpertId, ExpertStore, Heat, LayerExperts, LayerSource, Move, Pace, RankingFile, Roster,
+    Slots, Tier,
 };
 
 use crate::driver::{Context, DeviceMemory, DeviceSlice, Stream};
@@ -44,7 +44,6 @@ use host::{At, HostMemory};
 use link::DeviceLink;
 pub use policy::Exchanges;
 use policy::Policy;
-pub(crate) use ranking::RankingFile;
 pub(crate) use ring::Ring;
 pub use staging::{SpawnStager, Stagers};
 
@@ -165,8 +164,8 @@ impl TierRegions {
         };
         let mut heat = Heat::new(slots.roster(), Pace::default());
         if !fits {
-            if let Some(ranking) = budget.ranking {
-                ranking.recall(slots.roster(), &mut heat);
+            if let Some(Err(why)) = budget.ranking.map(|file| file.recall(slots.roster(), &mut heat)) {
+                tracing::warn!("{why}");
             }
             // Where each is, how hot, in which slot, and in what order it is staged; tables on their way to the device.
             let known = 192 * slots.roster().len() + 2 * table;
