@@ -25,8 +25,8 @@ use crate::reads::{Done, MOST_PIECES, Piece, ReadError, Reader};
 use crate::slots::Content;
 use crate::{ExpertId, ExpertStore, Heat, Move, Progress, Ranking, Roster, SlotId, Slots, StoreError};
 
-/// What tours did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Routed experts that were read from files because memory has no room for all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct FileCount {
     /// Experts that windows used: each once a window, whatever rows shared it.
     pub used: u64,
@@ -34,8 +34,18 @@ pub struct FileCount {
     pub read: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Time slept for them, nanoseconds.
+    /// Time that computing slept for them, nanoseconds.
     pub waited: u64,
+}
+
+impl FileCount {
+    /// Adds what was counted elsewhere or at another time.
+    pub fn merge(&mut self, other: FileCount) {
+        self.used += other.used;
+        self.read += other.read;
+        self.bytes += other.bytes;
+        self.waited += other.waited;
+    }
 }
 
 /// Who goes out first: those that the tour doesn't come to, the least used, the latest.
