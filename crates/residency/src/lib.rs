@@ -16,13 +16,14 @@
 //! [`plan_moves`] says which experts change places, and a [`Ranking`] keeps what was learned across restarts, in a [`RankingFile`].
 //!
 //! Where memory has no room for all, and the page cache shall not decide, a [`FileTier`] reads experts with a [`Reader`] when a window
-//! has chosen them, many at a time, and a [`Tour`] says which of them can be computed with.
+//! has chosen them, many at a time, and a [`Tour`] says which of them can be computed with. Whoever takes single experts ([`Source`]) has them read aside.
 //!
 //! Does not know what the bytes mean, how they are computed with, or any device.
 //!
 //! Invariant: the bytes behind a handle that was pinned are those of its expert, in whatever tier, until the pin is
 //! dropped.
 
+mod aside;
 mod bytes;
 mod cell;
 mod copy;
@@ -53,8 +54,8 @@ pub use reads::{
     skew,
 };
 pub use ring::{
-    Buffer, Canceller, Counters, Generation, PositionedReads, Ring, RingThread, Source, Spawn, Transfer,
-    TransferEngine, Waits, buffers_in,
+    Buffer, Canceller, Counters, Generation, Ring, RingThread, Source, Spawn, Transfer, TransferEngine,
+    Waits, buffers_in,
 };
 pub use roster::{LayerExperts, Roster};
 pub use slots::{Content, SlotError, SlotId, Slots};
