@@ -351,6 +351,30 @@ fn single_experts_are_read_beside_tours() {
     });
 }
 
+/// Oracle: by hand. Of five slots four hold experts that others read: the fifth's goes, whichever it is. And an expert that somebody looks at where it has no
+/// copy gets one once nobody does.
+#[test]
+fn a_tour_finds_what_nobody_reads() {
+    let (model, sources) = Model::new();
+    let store = model.store_beside(&sources, &[], (5, 2), (0, true));
+    let id = |expert: u32| ExpertId { layer: 0, expert: expert as u16 };
+    for free in 0..5u32 {
+        go(&store, 0, &[0, 1, 2, 3, 4], false).unwrap();
+        let read: Vec<_> =
+            (0..5).filter(|&expert| expert != free).map(|expert| store.pin_current(id(expert))).collect();
+        go(&store, 0, &[7], false).unwrap();
+        assert_eq!(store.tier(id(free)).unwrap(), Tier::Mapped);
+        drop(read);
+    }
+    let looked_at = store.pin_current(id(9)).unwrap();
+    thread::scope(|scope| {
+        let tour = scope.spawn(|| go(&store, 0, &[9], false).unwrap());
+        thread::sleep(std::time::Duration::from_millis(50));
+        drop(looked_at);
+        tour.join().unwrap();
+    });
+}
+
 /// Oracle: by hand. What steps use stays, whatever a prompt passes through in between; what they don't goes first.
 #[test]
 fn a_prompt_does_not_push_out_what_steps_use() {
