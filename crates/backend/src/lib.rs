@@ -23,7 +23,7 @@ mod shape;
 mod window;
 
 pub use backend::{Backend, BackendError, Fence};
-pub use build::{Build, WeightData};
+pub use build::{Build, Takers, WeightData};
 pub use counters::{Counters, ExpertCount, Family, FamilyCount, HostCount, LinkCount};
 pub use handle::{Buffer, Checkpoint, Layer, SeqSlot, Weight};
 pub use host::{BuildHostExperts, HostExperts};

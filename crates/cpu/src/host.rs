@@ -1,17 +1,18 @@
 //! Experts for a device's decode steps: a few of one row's, by the whole pool.
 //!
-//! Owns a bench of its own. The products are the CPU backend's.
+//! Owns a bench of its own, and the order in which experts are computed where some have to be read from the file first. The products are the CPU backend's.
 
 use std::sync::{Arc, OnceLock};
 
 use strata_backend::{BackendError, BuildHostExperts, ExpertWeights, HostExperts, Layer, MoeShape, Spec};
 use strata_plan::{Arena, Category, Place, Plan, Region};
 use strata_quant::Activations;
-use strata_residency::ExpertStore;
+use strata_residency::{ExpertId, ExpertStore, Tier};
 use strata_topology::{Latch, Pool};
 
 use crate::bench::{Bench, Crew, SLACK};
 use crate::experts::{Stage, unit_floats};
+use crate::route::put_first;
 use crate::{Cpu, failed};
 
 /// The CPU, not yet built: on its threads, the caller's being one of them.
@@ -46,6 +47,8 @@ impl BuildHostExperts for CpuHostExperts {
             bench: Bench { each: floats.len(), floats, acts },
             order: vec![0; used],
             bounds: (0..=used as u32).collect(),
+            units: vec![0; used],
+            places: vec![0; used],
             latches: (0..used).map(|_| Latch::new()).collect(),
             store,
             d: spec.shape.hidden,
@@ -61,6 +64,9 @@ struct CpuExperts {
     /// The one row, for each expert; and where each expert's places end.
     order: Vec<u32>,
     bounds: Vec<u32>,
+    /// The experts in the order in which they are computed, and where in it each of those asked for is.
+    units: Vec<u32>,
+    places: Vec<u32>,
     latches: Vec<Latch>,
     store: Arc<ExpertStore>,
     d: usize,
@@ -99,6 +105,12 @@ impl HostExperts for CpuExperts {
         if count == 0 {
             return Ok(());
         }
+        let (units, places) = (&mut self.units[..count], &mut self.places[..count]);
+        // Those in memory first: the others are read meanwhile.
+        put_first(experts, units, places, |expert| {
+            let id = ExpertId { layer: layer.0, expert: expert as u16 };
+            !self.store.reads_files() || self.store.tier(id).is_ok_and(|tier| tier == Tier::Heap)
+        });
         let stage = Stage {
             store: &self.store,
             layer,
@@ -108,11 +120,55 @@ impl HostExperts for CpuExperts {
             moe: self.moe,
             u,
             order: &self.order[..count],
-            units: experts,
+            units,
             bounds: &self.bounds[..=count],
             error: OnceLock::new(),
         };
-        stage.one_row(self.crew.team(), 0..count, out, self.bench.whole(), &mut self.latches);
-        stage.error.into_inner().map_or(Ok(()), Err)
+        for units in self.store.tour(layer.0, stage.units, true)? {
+            let units = units?;
+            let part = &mut out[units.start * self.d..units.end * self.d];
+            stage.one_row(self.crew.team(), units, part, self.bench.whole(), &mut self.latches);
+            if stage.error.get().is_some() {
+                break;
+            }
+        }
+        stage.error.into_inner().map_or(Ok(()), Err)?;
+        gather(out, self.d, places);
+        Ok(())
+    }
+}
+
+/// Puts rows of `width` values in another order: row `i` is then what row `places[i]` was.
+fn gather(rows: &mut [f32], width: usize, places: &[u32]) {
+    for at in 0..places.len() {
+        // Rows before `at` are in place; what was there has gone to where that one came from.
+        let mut from = places[at] as usize;
+        while from < at {
+            from = places[from] as usize;
+        }
+        if from > at {
+            let (before, behind) = rows.split_at_mut(from * width);
+            before[at * width..(at + 1) * width].swap_with_slice(&mut behind[..width]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Oracle: by hand, and every order of four rows.
+    #[test]
+    fn rows_are_put_in_any_order() {
+        for code in 0..256u32 {
+            let places = [code & 3, code >> 2 & 3, code >> 4 & 3, code >> 6];
+            if (0..4).any(|row| !places.contains(&row)) {
+                continue;
+            }
+            let mut rows: Vec<f32> = (0..8u8).map(f32::from).collect();
+            gather(&mut rows, 2, &places);
+            let wanted = places.iter().flat_map(|&place| [2.0 * place as f32, 2.0 * place as f32 + 1.0]);
+            assert_eq!(rows, wanted.collect::<Vec<_>>());
+        }
     }
 }

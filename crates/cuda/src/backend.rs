@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use strata_backend::{
     Backend, BackendError, Buffer, Build, BuildHostExperts, Checkpoint, Counters, Family, Fence, Largest,
-    MOST_LARGEST, Op, SeqSlot, Span, Spec, WeightData,
+    MOST_LARGEST, Op, SeqSlot, Span, Spec, Takers, WeightData,
 };
 use strata_plan::{Arena, Limits, Plan};
 use strata_residency::{ExpertId, ExpertStore, LayerSource, RankingFile};
@@ -150,6 +150,11 @@ impl Build for Cuda {
 
     fn experts_in_memory(&self, described: &Described) -> Option<Vec<ExpertId>> {
         described.tiers.reads_host().then(|| described.tiers.without_slots())
+    }
+
+    fn takers(&self) -> Takers {
+        let stagers = self.stagers.as_ref().map_or(0, |stagers| stagers.most.max(1));
+        Takers { stagers, computes: self.host.is_some() }
     }
 
     fn build(
@@ -723,6 +728,9 @@ impl Backend for CudaBackend {
         let host = self.tiers.desk.as_mut().map(Desk::take_count);
         let mut counters = std::mem::take(&mut self.counters);
         counters.host = host.unwrap_or_default();
+        if let Some(count) = self.tiers.take_file_count() {
+            counters.add_reads(count);
+        }
         counters
     }
 

@@ -26,8 +26,8 @@ use std::time::Duration;
 use strata_backend::{BackendError, ExpertCount, Layer, Op, Spec};
 use strata_plan::{Bytes, Category, Place, Plan, Region};
 use strata_residency::{
-    CopyLayout, ExpertId, ExpertStore, Heat, LayerExperts, LayerSource, Move, Pace, RankingFile, Roster,
-    Slots, Tier,
+    CopyLayout, ExpertId, ExpertStore, FileCount, Heat, LayerExperts, LayerSource, Move, Pace, RankingFile,
+    Roster, Slots, Tier,
 };
 
 use crate::driver::{Context, DeviceMemory, DeviceSlice, Stream};
@@ -209,10 +209,10 @@ impl TierRegions {
         self.ring.is_some()
     }
 
-    /// Those that have none.
+    /// Those that have none, the most used first.
     pub(crate) fn without_slots(&self) -> Vec<ExpertId> {
         let with: HashSet<ExpertId> = self.loads.iter().map(|planned| planned.load).collect();
-        self.slots.roster().ids().filter(|id| !with.contains(id)).collect()
+        self.slots.roster().by_use(&self.heat).into_iter().filter(|id| !with.contains(id)).collect()
     }
 }
 
@@ -468,6 +468,11 @@ impl Tiers {
         ring.recut(chunks, experts, &addresses, stream).map_err(failed)?;
         self.cut_at = changes;
         Ok(())
+    }
+
+    /// What was read from files since this was last asked, if any is.
+    pub(crate) fn take_file_count(&self) -> Option<FileCount> {
+        self.host.store.take_file_count()
     }
 
     /// Whether some experts are in memory that the GPU can't read.
