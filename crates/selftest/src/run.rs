@@ -299,18 +299,21 @@ mod tests {
 
     use super::*;
 
-    /// Oracle: the CPU backend, which takes any geometry that makes sense: all models can be written and read.
+    /// Oracle: the CPU backend, which takes any geometry that makes sense: all models can be written and read, with a budget that has no room for all experts.
     #[test]
     fn the_models_can_be_run() {
         let folder = tempfile::tempdir().unwrap();
         for (name, geometry, mix) in models() {
             let path = model(folder.path(), geometry, mix).unwrap();
-            let config = EngineConfig { context: Some(16), draft: true, ..EngineConfig::default() };
+            let experts = ExpertHome::Budget(expert_bytes(&path).unwrap() / 10 * 7);
+            let config = EngineConfig { context: Some(16), draft: true, experts, ..EngineConfig::default() };
             let mut engine = whole::engine(&path, &config, whole::cpu().unwrap()).unwrap();
             let seq = engine.open().unwrap();
             let read = engine
                 .forward(seq, &ids(384, 3), Wants::Last, &mut |_, logits| assert!(logits[0].is_finite()));
             assert!(read.is_ok(), "{name}: {read:?}");
+            let beyond = engine.planned().items().iter().find(|item| item.name == BEYOND).unwrap().bytes;
+            assert!(beyond > 0, "{name}");
         }
     }
 }
