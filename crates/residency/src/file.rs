@@ -30,13 +30,13 @@ use crate::{ExpertId, ExpertStore, Heat, Move, Progress, Ranking, Roster, SlotId
 /// Routed experts that were read from files because memory has no room for all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct FileCount {
-    /// Experts that windows used: each once a window, whatever rows shared it.
+    /// Experts that windows used: each once a window, whatever rows shared it. Beside a device, those that were taken out of the store for it.
     pub used: u64,
     /// Those of them that had to be read.
     pub read: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Time that computing slept for them, nanoseconds.
+    /// Time that computing slept for them on tours, nanoseconds.
     pub waited: u64,
 }
 
@@ -291,7 +291,7 @@ pub struct Tour<'a> {
 impl ExpertStore {
     /// Goes through experts of a layer, in the order given, in which equal ones follow each other: the tour says which are in memory. An order in which
     /// those that are come first has the others read meanwhile.
-    /// Where the store has no file tier, all are, at once. `step` says that this is a part of a decode step, of which experts' use is learned.
+    /// Where the store has no file tier, all are, at once. Nobody may keep an expert that has no copy meanwhile, for the tour waits until it can give it one. `step` says that this is a part of a decode step, of which experts' use is learned.
     ///
     /// Another thread's tour is waited for.
     pub fn tour<'a>(&'a self, layer: u16, experts: &'a [u32], step: bool) -> Result<Tour<'a>, StoreError> {

@@ -149,7 +149,7 @@ struct ReadUse {
     /// Those that were read from the file, and their bytes.
     read: f64,
     bytes: f64,
-    /// How long computing waited for them.
+    /// How long computing waited for them; a device's waiting isn't known.
     waited_seconds: f64,
 }
 
