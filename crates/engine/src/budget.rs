@@ -28,7 +28,7 @@ const READ_TOGETHER: usize = 2;
 /// What a budget makes of a model's experts.
 pub(crate) struct Budgeted {
     slots: Slots,
-    /// Whether they are filled at the start: the most used experts are a device's.
+    /// Whether they are filled at the start. Beside a device they are not, which has the most used ones.
     filled: bool,
     /// Experts that are read at once, on tours.
     most: usize,
