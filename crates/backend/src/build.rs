@@ -25,6 +25,15 @@ pub struct WeightData {
     pub scale: Option<f32>,
 }
 
+/// Who takes experts out of the store that a device can't read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Takers {
+    /// Threads that copy them, each one at a time ([`strata_residency::Source`]).
+    pub stagers: usize,
+    /// Whether the host computes with them, on tours ([`ExpertStore::tour`]).
+    pub computes: bool,
+}
+
 /// A backend not yet built: it can say what it would allocate, and then allocate exactly that.
 pub trait Build {
     /// Where everything lies that [`Build::describe`] laid out.
@@ -58,10 +67,15 @@ pub trait Build {
         plan: &mut Plan,
     ) -> Result<Self::Described, BackendError>;
 
-    /// The experts that it will read from memory which it makes known to its device: they have to be in the heap tier. None for a backend that takes
-    /// experts wherever they are, or keeps copies of all.
+    /// The experts that it will read from memory which it makes known to its device: they have to be in the heap tier. Those used most come first. None for
+    /// a backend that takes experts wherever they are, or keeps copies of all.
     fn experts_in_memory(&self, _described: &Self::Described) -> Option<Vec<ExpertId>> {
         None
+    }
+
+    /// Who takes others of them out of the store, for a device that can't read those.
+    fn takers(&self) -> Takers {
+        Takers::default()
     }
 
     /// Builds the backend into the arena that the plan sized. Afterwards it allocates nothing.

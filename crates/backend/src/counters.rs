@@ -1,6 +1,7 @@
 //! What ops cost: time and bytes per family, cheap enough to be always on.
 
 use serde::Serialize;
+use strata_residency::FileCount;
 
 /// A family of ops, the grain at which time is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -127,28 +128,6 @@ impl LinkCount {
     }
 }
 
-/// Routed experts that were read from files because memory has no room for all.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct ReadCount {
-    /// Experts that windows used: each once a window, whatever rows shared it.
-    pub used: u64,
-    /// Those of them that had to be read.
-    pub read: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Time that computing waited for them, nanoseconds.
-    pub waited: u64,
-}
-
-impl ReadCount {
-    fn merge(&mut self, other: ReadCount) {
-        self.used += other.used;
-        self.read += other.read;
-        self.bytes += other.bytes;
-        self.waited += other.waited;
-    }
-}
-
 /// What all families have cost since the counters were last taken.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
@@ -158,7 +137,7 @@ pub struct Counters {
     /// Of a device with experts beside it.
     pub link: LinkCount,
     experts: Option<ExpertCount>,
-    reads: Option<ReadCount>,
+    reads: Option<FileCount>,
 }
 
 impl Counters {
@@ -186,12 +165,12 @@ impl Counters {
     }
 
     /// What was counted of experts read from files; none where none are.
-    pub fn reads(&self) -> Option<ReadCount> {
+    pub fn reads(&self) -> Option<FileCount> {
         self.reads
     }
 
     /// Adds to what was counted of experts read from files.
-    pub fn add_reads(&mut self, count: ReadCount) {
+    pub fn add_reads(&mut self, count: FileCount) {
         self.reads.get_or_insert_default().merge(count);
     }
 

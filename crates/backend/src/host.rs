@@ -1,4 +1,4 @@
-//! The host beside a device: it computes routed experts where they lie in memory, while the device computes others.
+//! The host beside a device: it computes routed experts where they lie in memory, or once they have been read there, while the device computes others.
 
 use std::sync::Arc;
 

@@ -23,11 +23,12 @@ mod shape;
 mod window;
 
 pub use backend::{Backend, BackendError, Fence};
-pub use build::{Build, WeightData};
-pub use counters::{Counters, ExpertCount, Family, FamilyCount, HostCount, LinkCount, ReadCount};
+pub use build::{Build, Takers, WeightData};
+pub use counters::{Counters, ExpertCount, Family, FamilyCount, HostCount, LinkCount};
 pub use handle::{Buffer, Checkpoint, Layer, SeqSlot, Weight};
 pub use host::{BuildHostExperts, GroupedRows, HostExperts};
 pub use logits::{Adjustment, Largest, LogitRow, MOST_ADJUSTMENTS, MOST_LARGEST, UNIT_MASS, mass};
 pub use op::{ExpertWeights, GdnWeights, MixerWeights, NgramWeights, Op, QsaWeights, SharedWeights};
 pub use shape::{BufferSpec, GdnShape, KvFormat, LayerState, MoeShape, NgramShape, QsaShape, Shape, Spec};
+pub use strata_residency::FileCount;
 pub use window::{Cut, Span, Window, check_spans};

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use strata_backend::{
-    Backend, BackendError, Buffer, Build, Checkpoint, Counters, Fence, Op, ReadCount, SeqSlot, Shape, Span,
-    Spec, WeightData,
+    Backend, BackendError, Buffer, Build, Checkpoint, Counters, Fence, Op, SeqSlot, Shape, Span, Spec,
+    WeightData,
 };
 use strata_plan::{Arena, Block, Plan};
 use strata_quant::{Activations, Isa};
-use strata_residency::{ExpertStore, FileCount, LayerSource};
+use strata_residency::{ExpertStore, LayerSource};
 use strata_topology::{Assignment, Latch, Pool};
 
 use crate::bench::{Bench, Crew, GRAIN, MOST_STREAMS, TILE};
@@ -251,8 +251,8 @@ impl Backend for CpuBackend {
 
     fn take_counters(&mut self) -> Counters {
         let mut counters = std::mem::take(&mut self.counters);
-        if let Some(FileCount { used, read, bytes, waited }) = self.store.take_file_count() {
-            counters.add_reads(ReadCount { used, read, bytes, waited });
+        if let Some(count) = self.store.take_file_count() {
+            counters.add_reads(count);
         }
         counters
     }

@@ -1,6 +1,6 @@
 //! Experts for a device's windows: a few of one row's, or some of those that a prompt's rows use, by the whole pool.
 //!
-//! Owns a bench of its own. The products are the CPU backend's.
+//! Owns a bench of its own, and the order in which experts are computed where some have to be read from the file first. The products are the CPU backend's.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,12 +9,12 @@ use strata_backend::{
 };
 use strata_plan::{Arena, Category, Place, Plan, Region};
 use strata_quant::Activations;
-use strata_residency::ExpertStore;
+use strata_residency::{ExpertId, ExpertStore, Tier};
 use strata_topology::{Latch, Pool};
 
 use crate::bench::{Bench, Crew, SLACK, TILE};
 use crate::experts::{Stage, unit_floats};
-use crate::route::most_units;
+use crate::route::{most_units, put_first};
 use crate::{Cpu, failed};
 
 /// The CPU, not yet built: on its threads, the caller's being one of them.
@@ -58,8 +58,9 @@ impl BuildHostExperts for CpuHostExperts {
             },
             order: vec![0; used],
             bounds: (0..=used as u32).collect(),
-            units: Vec::with_capacity(units),
+            units: Vec::with_capacity(units.max(used)),
             unit_bounds: Vec::with_capacity(units + 1),
+            places: vec![0; used],
             latches: (0..used).map(|_| Latch::new()).collect(),
             experts: Experts { store, d: spec.shape.hidden, moe: spec.shape.moe },
         }))
@@ -104,9 +105,11 @@ struct CpuExperts {
     /// The one row, for each expert; and where each expert's places end.
     order: Vec<u32>,
     bounds: Vec<u32>,
-    /// Experts of up to [`TILE`] places each, and where those end.
+    /// Experts in the order in which they are computed, of up to [`TILE`] places each, and where those end.
     units: Vec<u32>,
     unit_bounds: Vec<u32>,
+    /// Where in that order each of one row's experts is.
+    places: Vec<u32>,
     latches: Vec<Latch>,
     experts: Experts,
 }
@@ -143,10 +146,27 @@ impl HostExperts for CpuExperts {
         if count == 0 {
             return Ok(());
         }
-        let grouped = [&self.order[..count], experts, &self.bounds[..=count]];
+        let (units, places) = (&mut self.units, &mut self.places[..count]);
+        units.resize(count, 0);
+        // Those in memory first: the others are read meanwhile.
+        let store = &self.experts.store;
+        put_first(experts, units, places, |expert| {
+            let id = ExpertId { layer: layer.0, expert: expert as u16 };
+            !store.reads_files() || store.tier(id).is_ok_and(|tier| tier == Tier::Heap)
+        });
+        let grouped = [&self.order[..count], units, &self.bounds[..=count]];
         let stage = self.experts.stage((layer, weights), u, grouped);
-        stage.one_row(self.crew.team(), 0..count, out, self.bench.whole(), &mut self.latches);
-        stage.error.into_inner().map_or(Ok(()), Err)
+        for units in store.tour(layer.0, stage.units, true)? {
+            let units = units?;
+            let part = &mut out[units.start * d..units.end * d];
+            stage.one_row(self.crew.team(), units, part, self.bench.whole(), &mut self.latches);
+            if stage.error.get().is_some() {
+                break;
+            }
+        }
+        stage.error.into_inner().map_or(Ok(()), Err)?;
+        gather(out, d, places);
+        Ok(())
     }
 
     fn grouped(
@@ -178,9 +198,49 @@ impl HostExperts for CpuExperts {
                 self.unit_bounds.push(bound[1].min(first + TILE as u32));
             }
         }
-        let count = self.units.len();
-        let stage = self.experts.stage((layer, weights), u, [order, &self.units, &self.unit_bounds]);
-        stage.compute(self.crew.team(), 0..count, out, &mut self.bench, &mut self.latches);
+        let grouped = [order, &self.units, &self.unit_bounds];
+        let stage = self.experts.stage((layer, weights), u, grouped);
+        for units in self.experts.store.tour(layer.0, stage.units, false)? {
+            stage.compute(self.crew.team(), units?, out, &mut self.bench, &mut self.latches);
+            if stage.error.get().is_some() {
+                break;
+            }
+        }
         stage.error.into_inner().map_or(Ok(()), Err)
+    }
+}
+
+/// Puts rows of `width` values in another order: row `i` is then what row `places[i]` was.
+fn gather(rows: &mut [f32], width: usize, places: &[u32]) {
+    for at in 0..places.len() {
+        // Rows before `at` are in place; what was there has gone to where that one came from.
+        let mut from = places[at] as usize;
+        while from < at {
+            from = places[from] as usize;
+        }
+        if from > at {
+            let (before, behind) = rows.split_at_mut(from * width);
+            before[at * width..(at + 1) * width].swap_with_slice(&mut behind[..width]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Oracle: by hand, and every order of four rows.
+    #[test]
+    fn rows_are_put_in_any_order() {
+        for code in 0..256u32 {
+            let places = [code & 3, code >> 2 & 3, code >> 4 & 3, code >> 6];
+            if (0..4).any(|row| !places.contains(&row)) {
+                continue;
+            }
+            let mut rows: Vec<f32> = (0..8u8).map(f32::from).collect();
+            gather(&mut rows, 2, &places);
+            let wanted = places.iter().flat_map(|&place| [2.0 * place as f32, 2.0 * place as f32 + 1.0]);
+            assert_eq!(rows, wanted.collect::<Vec<_>>());
+        }
     }
 }

@@ -52,21 +52,25 @@ pub(crate) fn scratch(moe: &MoeShape, tile: usize) -> usize {
 impl Routing {
     /// Puts some of one row's experts before its others: they are computed first, and summed in the order of ids all the same.
     pub(crate) fn put_first(&mut self, first: impl Fn(u32) -> bool) {
-        let (mut front, mut back) = (0, self.unit_count);
-        for pair in 0..self.unit_count {
-            let expert = self.experts[pair];
-            let place = match first(expert) {
-                true => {
-                    front += 1;
-                    front - 1
-                }
-                false => {
-                    back -= 1;
-                    back
-                }
-            };
-            (self.units[place], self.places[pair]) = (expert, place as u32);
-        }
+        put_first(&self.experts[..self.unit_count], &mut self.units, &mut self.places, first);
+    }
+}
+
+/// Gives experts places, to some before the others: which comes at each place, and each one's place.
+pub(crate) fn put_first(experts: &[u32], order: &mut [u32], places: &mut [u32], first: impl Fn(u32) -> bool) {
+    let (mut front, mut back) = (0, experts.len());
+    for (at, &expert) in experts.iter().enumerate() {
+        let place = match first(expert) {
+            true => {
+                front += 1;
+                front - 1
+            }
+            false => {
+                back -= 1;
+                back
+            }
+        };
+        (order[place], places[at]) = (expert, place as u32);
     }
 }
 

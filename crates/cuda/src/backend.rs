@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use strata_backend::{
     Backend, BackendError, Buffer, Build, BuildHostExperts, Checkpoint, Counters, Family, Fence, Largest,
-    MOST_LARGEST, Op, SeqSlot, Span, Spec, WeightData,
+    MOST_LARGEST, Op, SeqSlot, Span, Spec, Takers, WeightData,
 };
 use strata_plan::{Arena, Limits, Plan};
-use strata_residency::{ExpertId, ExpertStore, LayerSource};
+use strata_residency::{ExpertId, ExpertStore, LayerSource, RankingFile};
 
 use crate::driver::{Context, Device, DeviceMemory, DeviceSlice, DriverError, Event, PinnedMemory, Stream};
 use crate::inputs::{Ids, Inputs};
@@ -18,7 +18,7 @@ use crate::ops::{self, Columns, Kernels, Left, LeftExperts, OpError, Routing, So
 use crate::recording::{self, Cost, MOST_ROWS, Recordings, Waiting, rows};
 use crate::scratch::Scratch;
 use crate::state::State;
-use crate::tiers::{Budget, Computes, Exchanges, ExpertCache, RankingFile, Stagers, Tiers, describe_portion};
+use crate::tiers::{Budget, Computes, Exchanges, ExpertCache, Stagers, Tiers, describe_portion};
 use crate::weights::{Matrix, Stage, Weights};
 use crate::{Failed, failed};
 
@@ -154,6 +154,11 @@ impl Build for Cuda {
 
     fn experts_in_memory(&self, described: &Described) -> Option<Vec<ExpertId>> {
         described.tiers.reads_host().then(|| described.tiers.without_slots())
+    }
+
+    fn takers(&self) -> Takers {
+        let stagers = self.stagers.as_ref().map_or(0, |stagers| stagers.most.max(1));
+        Takers { stagers, computes: self.host.is_some() }
     }
 
     fn build(
@@ -726,6 +731,9 @@ impl Backend for CudaBackend {
     fn take_counters(&mut self) -> Counters {
         let mut counters = std::mem::take(&mut self.counters);
         counters.host = self.tiers.take_host_count();
+        if let Some(count) = self.tiers.take_file_count() {
+            counters.add_reads(count);
+        }
         counters
     }
 

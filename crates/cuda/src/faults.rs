@@ -4,11 +4,15 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
+use strata_backend::{
+    Backend, BackendError, BuildHostExperts, ExpertWeights, GroupedRows, HostExperts, Layer, Op, Spec,
+};
 use strata_engine::{
-    Engine, EngineConfig, EngineError, Event, ExpertHome, Readers, Reason, Request, Sampling, Wants,
+    BEYOND, Engine, EngineConfig, EngineError, Event, ExpertHome, Readers, Reason, Request, Sampling, Wants,
 };
 use strata_model::Model;
-use strata_plan::{Category, Limits, Place};
+use strata_plan::{Arena, Category, Limits, Place, Plan, Region};
+use strata_residency::ExpertStore;
 use strata_testkit::golden;
 use strata_topology::{Role, Topology, spawn};
 
@@ -29,6 +33,15 @@ fn load_by(room: Room, with: impl FnOnce(Cuda) -> Cuda) -> Result<Engine, String
 }
 
 fn load_from(experts: ExpertHome, room: Room, with: impl FnOnce(Cuda) -> Cuda) -> Result<Engine, String> {
+    load_file(&golden::dir().join("tiny/tiny.gguf"), experts, room, with)
+}
+
+fn load_file(
+    path: &Path,
+    experts: ExpertHome,
+    room: Room,
+    with: impl FnOnce(Cuda) -> Cuda,
+) -> Result<Engine, String> {
     let cuda = Device::all().map_err(|error| error.to_string())?;
     let cuda = with(Cuda::new(&cuda[0], room).map_err(|error| error.to_string())?);
     let config = EngineConfig {
@@ -39,7 +52,7 @@ fn load_from(experts: ExpertHome, room: Room, with: impl FnOnce(Cuda) -> Cuda) -
         experts,
         ..EngineConfig::default()
     };
-    let model = Arc::new(Model::open(&golden::dir().join("tiny/tiny.gguf")).unwrap());
+    let model = Arc::new(Model::open(path).unwrap());
     let limits = Limits { available: 4 << 30, total: 4 << 30, source: "the test".into() };
     let io = Topology::uniform(1).assign(Some(1)).unwrap().set(Role::Io).clone();
     let readers = Readers { spawn: Box::new(move |name, work| spawn(Role::Io, &io, name, work)), most: 1 };
@@ -132,26 +145,45 @@ fn every_call_may_fail() {
     assert!(failed > 100 && ignored.iter().flatten().all(|call| may.contains(call)), "{ignored:?}");
 }
 
+/// Two of them, with one buffer.
+fn stagers() -> Stagers {
+    let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
+        std::thread::Builder::new().name(name.to_owned()).spawn(work)
+    };
+    Stagers { spawn: Box::new(start), most: 2, bytes: 1 }
+}
+
+/// Two wide windows.
+fn windows(engine: &mut Engine) -> Result<(), EngineError> {
+    for _ in 0..2 {
+        let seq = engine.open()?;
+        let read = engine.forward(seq, &[5; 40], Wants::Last, &mut |_, _| ());
+        engine.close(seq)?;
+        read?;
+    }
+    Ok(())
+}
+
 /// Oracle: as above, for experts that stay in the file and come to wide windows through other threads, whose calls don't fail: whatever fails here, nobody
 /// is left waiting, and after it the next window works.
 #[test]
 fn staging_ends_with_whatever_fails() {
+    // By a budget that holds some, and through the mapping.
+    for experts in [ExpertHome::Budget(600 << 10), ExpertHome::Mapped] {
+        ends_with_whatever_fails(experts, |cuda| cuda.with_stagers(stagers()));
+    }
+}
+
+/// Oracle: the same, for windows of which the host computes a half.
+#[test]
+fn helping_ends_with_whatever_fails() {
+    ends_with_whatever_fails(ExpertHome::Auto, |cuda| cuda.with_host(Box::new(Nobody), Some(8)));
+}
+
+fn ends_with_whatever_fails(experts: ExpertHome, with: fn(Cuda) -> Cuda) {
     let load = || {
         let room = Room { expert_cache: ExpertCache::Experts(9), ..Room::default() };
-        let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new().name(name.to_owned()).spawn(work)
-        };
-        let stagers = || Stagers { spawn: Box::new(start), most: 2, bytes: 1 };
-        load_from(ExpertHome::Mapped, room, |cuda| cuda.with_stagers(stagers()))
-    };
-    let windows = |engine: &mut Engine| -> Result<(), EngineError> {
-        for _ in 0..2 {
-            let seq = engine.open()?;
-            let read = engine.forward(seq, &[5; 40], Wants::Last, &mut |_, _| ());
-            engine.close(seq)?;
-            read?;
-        }
-        Ok(())
+        load_from(experts, room, with)
     };
     fake::install();
     let mut engine = load().unwrap();
@@ -171,6 +203,135 @@ fn staging_ends_with_whatever_fails() {
         let call = fake::with(|state| state.failed);
         assert_eq!(fake::with(|state| state.alive()), (0, 0, 0), "left over after call {at}, {call:?}");
     }
+}
+
+/// Oracle: arithmetic. Of experts without a slot a budget has copies of the most used that fit beside what reading takes, and the others stay in the file; with a
+/// byte less it holds one expert less, and with room for all it is as the heap. Where nobody on the host computes, there are no slots for tours.
+#[test]
+fn a_budget_holds_what_fits_beside_reading() {
+    fake::install();
+    // 40 experts, of three parts of 8 KiB; two of a row are used.
+    let (copy, read) = (3 * (8 << 10), 3 * (12 << 10));
+    let room = Room { expert_cache: ExpertCache::Experts(9), ..Room::default() };
+    let of = |engine: &Engine, place, name: &str| -> u64 {
+        let items = engine.planned().items().iter();
+        items.filter(|item| item.place == place && item.name == name).map(|item| item.bytes).sum()
+    };
+    for (computes, slots) in [(false, 0), (true, 2 * 2 * 2 + 2)] {
+        let load = |experts| {
+            let with = |cuda: Cuda| match computes {
+                true => cuda.with_stagers(stagers()).with_host(Box::new(Nobody), None),
+                false => cuda.with_stagers(stagers()),
+            };
+            load_from(experts, room, with).unwrap()
+        };
+        let aside = read * (slots + 2);
+        for (budget, copies) in
+            [(aside + 5 * copy, 5), (aside + 5 * copy - 1, 4), (1, 0), (31 * copy - 1, u64::MAX)]
+        {
+            let engine = load(ExpertHome::Budget(budget));
+            let copies = copies.min((budget.saturating_sub(aside)) / copy);
+            let got = ["resident experts", "experts being read", "experts being staged", "routed experts"]
+                .map(|name| of(&engine, Place::Heap, name));
+            assert_eq!(got, [copies * copy, slots * read, 2 * read, 0], "{budget}");
+            assert_eq!(of(&engine, Place::File, BEYOND), (31 - copies) * copy, "{budget}");
+            assert_eq!(of(&engine, Place::File, "routed experts"), 9 * copy);
+            assert_eq!(engine.planned().bytes(Place::Mapped), 0);
+        }
+        let (all, heap) = (load(ExpertHome::Budget(31 * copy)), load(ExpertHome::Auto));
+        assert_eq!(all.planned().lines(), heap.planned().lines());
+    }
+    // All on the GPU.
+    let all = load_from(ExpertHome::Budget(1), Room::default(), |cuda| cuda).unwrap();
+    assert_eq!(of(&all, Place::File, BEYOND), 0);
+}
+
+/// Who would compute on the host.
+struct Nobody;
+
+impl BuildHostExperts for Nobody {
+    fn describe(&self, _: &Spec, plan: &mut Plan) -> Region {
+        plan.heap(Category::Scratch, "nobody", 0)
+    }
+
+    fn build(
+        self: Box<Self>,
+        _: &Spec,
+        _: Region,
+        _: &mut Arena,
+        _: Arc<ExpertStore>,
+    ) -> Result<Box<dyn HostExperts>, BackendError> {
+        Ok(self)
+    }
+}
+
+impl HostExperts for Nobody {
+    fn begin_step(&mut self) {}
+
+    fn rouse(&mut self) {}
+
+    fn end_step(&mut self) {}
+
+    fn outputs(
+        &mut self,
+        _: Layer,
+        _: &ExpertWeights,
+        _: &[u32],
+        _: &[f32],
+        _: &mut [f32],
+    ) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn grouped(
+        &mut self,
+        _: Layer,
+        _: &ExpertWeights,
+        _: GroupedRows<'_>,
+        _: &mut [f32],
+    ) -> Result<(), BackendError> {
+        Ok(())
+    }
+}
+
+/// Oracle: the sentence, the counts, and the next window. The file is cut off in the middle of a window whose experts stagers read: it ends with tensor, expert and
+/// file, and with the file whole again everything goes on.
+#[test]
+fn a_file_cut_off_under_stagers_fails_the_window() {
+    fake::install();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let whole = std::fs::read(golden::dir().join("tiny/tiny.gguf")).unwrap();
+    std::fs::write(&path, &whole).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    // Behind the table, whose rows are read too.
+    let model = Model::open(&path).unwrap();
+    let last = model.gguf.tensors().iter().find(|tensor| tensor.name == "blk.3.ffn_down_exps.weight");
+    let last = last.unwrap().offset;
+    let room = Room { expert_cache: ExpertCache::Experts(9), ..Room::default() };
+    let load = || load_file(&path, ExpertHome::Budget(400 << 10), room, |cuda| cuda.with_stagers(stagers()));
+    let mut engine = load().unwrap();
+    windows(&mut engine).unwrap();
+    let reads = engine.take_counters().reads().unwrap();
+    assert!(
+        reads.read > 0 && reads.read == reads.used && reads.bytes == reads.read * (24 << 10),
+        "{reads:?}"
+    );
+    let cut = file.try_clone().unwrap();
+    engine.set_probe(Some(Box::new(move |op: &Op<'_>, _: &mut dyn Backend| {
+        if matches!(op, Op::Embed { .. }) {
+            cut.set_len(last).unwrap();
+        }
+    })));
+    let why = windows(&mut engine).unwrap_err().to_string();
+    for part in ["could not be read: tensor `blk.3.ffn_", "_exps.weight`", "model.gguf became shorter"] {
+        assert!(why.contains(part), "no `{part}` in {why}");
+    }
+    engine.set_probe(None);
+    std::os::unix::fs::FileExt::write_all_at(&file, &whole, 0).unwrap();
+    file.set_modified(modified).unwrap();
+    windows(&mut engine).unwrap();
 }
 
 /// Oracle: by hand, a sentence for each way in which a GPU can't be had.

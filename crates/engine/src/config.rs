@@ -15,8 +15,8 @@ pub enum ExpertHome {
     Mapped,
     /// Copied into memory at start.
     Heap,
-    /// As many as fit so many bytes are copied into memory at start, the most used ones; the others are read from the file when they are used,
-    /// without the page cache where that is possible.
+    /// Of those that a device has no room for, or of all, as many as fit so many bytes are copied into memory at start, the most used ones; the others are
+    /// read from the file when they are used, without the page cache where that is possible.
     #[serde(skip_deserializing)]
     Budget(u64),
 }
@@ -39,7 +39,8 @@ pub struct EngineConfig {
     pub draft: bool,
     /// Where routed experts live.
     pub experts: ExpertHome,
-    /// The file that keeps what steps teach of experts' use, for [`ExpertHome::Budget`]; none is read or written where this is none.
+    /// The file that keeps what steps teach of experts' use, for [`ExpertHome::Budget`]; none is read or written where this is none, nor for a device, which
+    /// has its own.
     pub ranking: Option<PathBuf>,
 }
 

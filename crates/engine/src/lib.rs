@@ -26,6 +26,7 @@ pub mod sampling;
 mod sequence;
 mod snapshot;
 
+pub use budget::BEYOND;
 pub use config::{EngineConfig, ExpertHome};
 pub use engine::{Engine, LogitSink, Wants};
 pub use error::EngineError;

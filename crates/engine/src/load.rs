@@ -6,18 +6,17 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use strata_backend::{Buffer, BufferSpec, Build, Checkpoint, Shape, Spec};
+use strata_backend::{Buffer, BufferSpec, Build, Checkpoint, Shape, Spec, Takers};
 use strata_model::Model;
 use strata_plan::{Arena, Block, Category, Limits, Place, Plan, PlanError, Region, largest};
-use strata_residency::{ExpertId, ExpertStore, HostCopy};
+use strata_residency::{ExpertId, ExpertStore, HostCopy, RankingFile};
 
-use crate::budget::{Budgeted, Keeper};
+use crate::budget::{self, Budgeted, Keeper};
 use crate::choose::Found;
 use crate::config::{EngineConfig, ExpertHome};
 use crate::engine::{Buffers, Engine};
@@ -111,10 +110,15 @@ impl Engine {
             prepare(&model, config, limits, &builder)?;
         let planned = Planned { plan, spec, device: builder.device_limits() };
         planned.check(limits)?;
-        let Planned { plan, spec, .. } = planned;
         check_weights(&model, &lowered)?;
-        let mut arena = Arena::new(&plan)?;
-        let ranking = config.ranking.clone();
+        let mut arena = Arena::new(&planned.plan)?;
+        // A device that has experts beside it keeps what it learns of them itself.
+        let ranking = config.ranking.clone().filter(|_| planned.device.is_none()).map(|path| {
+            let identity = model.fingerprint()?.to_le_bytes().to_vec();
+            Ok::<_, EngineError>(RankingFile::new(path, identity))
+        });
+        let ranking = ranking.transpose()?;
+        let Planned { plan, spec, .. } = planned;
         let (store, keeper) = store(&model, &lowered, slots, &mut arena, (&readers, ranking), progress)?;
         let backend = builder.build(spec.clone(), described, arena, lowered.weights, Arc::clone(&store))?;
         let logits = vec![0.0; logit_floats(&spec, buffers.logit_rows)];
@@ -161,19 +165,19 @@ fn prepare<B: Build>(
         ));
     }
     let homes: Vec<_> = lowered.experts.iter().map(|(layer, source, _)| (*layer, source.clone())).collect();
-    // A device has copies, made while loading, of everything but what it leaves to the heap or to the mapping.
-    let home = if builder.device_limits().is_some() { Place::File } else { Place::Mapped };
-    if matches!(config.experts, ExpertHome::Budget(_)) && builder.device_limits().is_some() {
-        let what = "experts beyond a budget of memory are read for the CPU only, so far, and not beside a GPU; leave the budget out, or compute on the CPU";
-        return Err(EngineError::Config(what.into()));
-    }
-    let describe_with = |window: usize, beside: Vec<ExpertId>, place: Place| {
+    // A device has copies, made while loading, of everything but what it leaves to the host.
+    let on_device = builder.device_limits().is_some();
+    let home = if on_device { Place::File } else { Place::Mapped };
+    let describe_with = |window: usize, beside: Beside| {
         let (spec, buffers) = spec(&lowered, config, context, window);
         let mut plan = Plan::new();
         // Slots come first, so that each starts at a page.
         let slots = match config.experts {
-            ExpertHome::Budget(budget) => Homes::Budget(Budgeted::describe(&lowered, budget, &mut plan)),
-            _ => Homes::Fixed(place_experts(&mut plan, &lowered, home, (beside, place))),
+            ExpertHome::Budget(budget) if !on_device => Homes {
+                copies: HeapSlots::default(),
+                read: Some(Budgeted::describe(&lowered, budget, &mut plan)),
+            },
+            _ => place_experts(&mut plan, &lowered, home, (beside, builder.takers())),
         };
         place_weights(&mut plan, model, &lowered, home);
         place_buffers(&mut plan, model, &spec, buffers.logit_rows);
@@ -181,24 +185,24 @@ fn prepare<B: Build>(
         Ok::<_, EngineError>((plan, spec, buffers, slots, described))
     };
     let describe = |window: usize| {
+        let copied = |copied| describe_with(window, Beside { copied, ..Beside::default() });
+        let mapped = |mapped| describe_with(window, Beside { mapped, ..Beside::default() });
         if config.experts == ExpertHome::Heap {
-            return describe_with(window, lowered.expert_ids().collect(), Place::Heap);
+            return copied(lowered.expert_ids().collect());
         }
-        let described = describe_with(window, Vec::new(), Place::Heap)?;
-        match builder.experts_in_memory(&described.4) {
-            None => Ok(described),
-            Some(experts) if config.experts == ExpertHome::Mapped => {
-                describe_with(window, experts, Place::Mapped)
+        let described = describe_with(window, Beside::default())?;
+        let Some(experts) = builder.experts_in_memory(&described.4) else { return Ok(described) };
+        match config.experts {
+            ExpertHome::Mapped => mapped(experts),
+            ExpertHome::Budget(budget) => {
+                let (copied, read) = budget::cut(&lowered, experts, budget, builder.takers());
+                describe_with(window, Beside { copied, read, ..Beside::default() })
             }
-            Some(experts) => {
-                let heap = describe_with(window, experts.clone(), Place::Heap)?;
-                match config.experts {
-                    ExpertHome::Auto if heap.0.check(limits).is_err() => {
-                        describe_with(window, experts, Place::Mapped)
-                    }
-                    _ => Ok(heap),
-                }
-            }
+            ExpertHome::Auto => match copied(experts.clone())? {
+                heap if heap.0.check(limits).is_err() => mapped(experts),
+                heap => Ok(heap),
+            },
+            ExpertHome::Heap => copied(experts),
         }
     };
     let window = match config.window {
@@ -263,15 +267,25 @@ fn spec(lowered: &Lowered, config: &EngineConfig, context: usize, window: usize)
     (spec, buffers)
 }
 
-/// Where experts live.
-enum Homes {
-    /// In one place each.
-    Fixed(HeapSlots),
-    /// The most used in memory.
-    Budget(Budgeted),
+/// Experts that have no room on a device, by where they live.
+#[derive(Default)]
+struct Beside {
+    /// In the heap tier.
+    copied: Vec<ExpertId>,
+    /// In the mapped file.
+    mapped: Vec<ExpertId>,
+    /// In the file, from which they are read.
+    read: Vec<ExpertId>,
 }
 
-/// The heap tier's slots.
+/// Where experts live: those that stay, and what reads others.
+struct Homes {
+    copies: HeapSlots,
+    read: Option<Budgeted>,
+}
+
+/// The heap tier's slots of experts that stay.
+#[derive(Default)]
 struct HeapSlots {
     /// Those of a layer, and the bytes of each: side by side at the arena's start, so that huge pages can hold them.
     regions: Vec<(Region, usize)>,
@@ -289,34 +303,34 @@ fn place_weights(plan: &mut Plan, model: &Model, lowered: &Lowered, home: Place)
     }
 }
 
-/// Experts in their `home`, but for those named, which are in the heap tier or stay mapped.
+/// Experts in their `home`, but for those named.
 fn place_experts(
     plan: &mut Plan,
     lowered: &Lowered,
     home: Place,
-    (experts, place): (Vec<ExpertId>, Place),
-) -> HeapSlots {
-    let mut counts = BTreeMap::<u16, usize>::new();
-    for id in &experts {
-        *counts.entry(id.layer).or_default() += 1;
-    }
-    let heap = if place == Place::Heap { experts } else { Vec::new() };
-    let mut slots = HeapSlots { regions: Vec::new(), experts: heap };
+    (Beside { mut copied, mapped, read }, takers): (Beside, Takers),
+) -> Homes {
+    // The device's order is another than the file's.
+    copied.sort_unstable();
+    let reads = (!read.is_empty()).then(|| Budgeted::beside(lowered, &read, takers, plan));
+    let of_copies = if read.is_empty() { "routed experts" } else { "resident experts" };
+    let mut regions = Vec::new();
     for (layer, source, _) in &lowered.experts {
-        let (name, count) =
-            ((usize::from(*layer), "routed experts"), counts.get(layer).copied().unwrap_or(0));
-        let left = usize::from(source.experts()).saturating_sub(count) * source.expert_bytes();
-        if left > 0 {
-            plan.item(Category::Experts, name, home, left as u64);
+        let count = |ids: &[ExpertId]| ids.iter().filter(|id| id.layer == *layer).count();
+        let [copies, mapped, read] = [&copied, &mapped, &read].map(|ids| count(ids));
+        let named = |name: &'static str| (usize::from(*layer), name);
+        let (all, bytes) = (usize::from(source.experts()), source.expert_bytes());
+        for (count, place) in [(all.saturating_sub(copies + mapped + read), home), (mapped, Place::Mapped)] {
+            if count > 0 {
+                plan.item(Category::Experts, named("routed experts"), place, (count * bytes) as u64);
+            }
         }
-        if count > 0 && place != Place::Heap {
-            plan.item(Category::Experts, name, place, (count * source.expert_bytes()) as u64);
-        } else if count > 0 {
+        if copies > 0 {
             let each = source.copy_layout().bytes;
-            slots.regions.push((plan.heap(Category::Experts, name, each * count), each));
+            regions.push((plan.heap(Category::Experts, named(of_copies), each * copies), each));
         }
     }
-    slots
+    Homes { copies: HeapSlots { regions, experts: copied }, read: reads }
 }
 
 /// Floats that are read back at a time: logits, or a row of the residual.
@@ -340,17 +354,16 @@ fn store(
     lowered: &Lowered,
     homes: Homes,
     arena: &mut Arena,
-    (readers, ranking): (&Readers, Option<PathBuf>),
+    (readers, ranking): (&Readers, Option<RankingFile>),
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(Arc<ExpertStore>, Option<Keeper>), EngineError> {
+    let Homes { copies, read } = homes;
     let mut blocks: Vec<Block<u8>> = Vec::new();
-    if let Homes::Fixed(slots) = &homes {
-        for &(region, each) in &slots.regions {
-            // A system that has none costs speed only.
-            let _ = arena.ask_for_huge_pages(region);
-            for slot in region.parts(each) {
-                blocks.push(arena.take(slot)?);
-            }
+    for &(region, each) in &copies.regions {
+        // A system that has none costs speed only.
+        let _ = arena.ask_for_huge_pages(region);
+        for slot in region.parts(each) {
+            blocks.push(arena.take(slot)?);
         }
     }
     let watched = Arc::clone(model);
@@ -359,21 +372,16 @@ fn store(
     for (layer, source, _) in &lowered.experts {
         store.add_layer(*layer, source.clone())?;
     }
-    match homes {
-        Homes::Fixed(slots) => {
-            let store = Arc::new(store);
-            if !slots.experts.is_empty() {
-                promote(model, lowered, &slots.experts, &store, readers, progress)?;
-            }
-            Ok((store, None))
-        }
-        Homes::Budget(budgeted) => {
-            let learned = budgeted.load(model, lowered, arena, ranking, (&mut store, readers), progress)?;
-            let store = Arc::new(store);
-            let keeper = learned.map(|learned| Keeper { learned, store: Arc::clone(&store) });
-            Ok((store, keeper))
-        }
+    let learned = match read {
+        Some(read) => read.load(model, lowered, arena, ranking, (&mut store, readers), progress)?,
+        None => None,
+    };
+    let store = Arc::new(store);
+    if !copies.experts.is_empty() {
+        promote(model, lowered, &copies.experts, &store, readers, progress)?;
     }
+    let keeper = learned.map(|(file, roster)| Keeper { file, roster, store: Arc::clone(&store) });
+    Ok((store, keeper))
 }
 
 /// Experts that a reader takes at a time: consecutive ones, so that the file is read in long stretches.

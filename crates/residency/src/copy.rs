@@ -31,8 +31,8 @@ pub enum CopyError {
 
 impl CopyError {
     pub(crate) fn check_length(home: &LayerSource, copy: &[u8]) -> Result<(), CopyError> {
-        let (expected, found) = (home.slot_bytes(), copy.len());
-        if home.fits(found) { Ok(()) } else { Err(CopyError::Length { expected, found }) }
+        let (expected, found) = (home.copy_layout().bytes, copy.len());
+        if expected == found { Ok(()) } else { Err(CopyError::Length { expected, found }) }
     }
 }
 
@@ -43,8 +43,7 @@ pub trait CopyEngine: Send + Sync {
     /// A copy that was started, with the slot that it fills.
     type Fence;
 
-    /// Starts to copy an expert into `to`: laid out by [`LayerSource::copy_layout`], or as reads of files leave it where the layer is read from
-    /// there. A copy that runs on after the return keeps a clone
+    /// Starts to copy an expert into `to`, laid out by [`LayerSource::copy_layout`]. A copy that runs on after the return keeps a clone
     /// of `home`.
     fn copy(&self, id: ExpertId, home: &LayerSource, to: Self::Slot) -> Result<Self::Fence, CopyError>;
 
@@ -142,7 +141,7 @@ impl CopyEngine for HostCopy {
 
     fn copy(&self, id: ExpertId, home: &LayerSource, mut to: HeapSlot) -> Result<HeapSlot, CopyError> {
         CopyError::check_length(home, &to)?;
-        read_parts(&self.0, id, home, home.cut_slot(id.expert, &mut to)).map_err(CopyError::Read)?;
+        read_parts(&self.0, id, home, home.cut_mut(&mut to)).map_err(CopyError::Read)?;
         Ok(to)
     }
 

@@ -8,7 +8,8 @@
 //! prompt, which uses nearly all experts once, passes through few slots, and leaves those that steps use.
 //!
 //! Owns the slots' accounting, the memory of those that hold no expert, and the reader. Copies of experts are the store's, which gives
-//! and takes them ([`ExpertStore::take`], [`ExpertStore::put`]): so an expert that is being computed with can't go.
+//! and takes them ([`ExpertStore::take`], [`ExpertStore::put`]): so an expert that is being computed with can't go. Experts may have copies that are in
+//! none of the slots: they are there on every tour, and stay.
 //!
 //! Invariant: a slot's memory is with the store (the slot holds an expert), with the reader (one is coming), or here (it is empty).
 //! An error leaves it so: what was being read lands, or its slot is empty; between tours nothing is under way.
@@ -16,26 +17,37 @@
 use std::cmp::Reverse;
 use std::fmt;
 use std::ops::{ControlFlow, Range};
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
+use std::thread;
 use std::time::Instant;
 
 use strata_plan::Block;
 
-use crate::reads::{Done, MOST_PIECES, Piece, ReadError, Reader};
+use crate::reads::{Done, Files, MOST_PIECES, Piece, ReadError, Reader};
 use crate::slots::Content;
-use crate::{ExpertId, ExpertStore, Heat, Move, Progress, Ranking, Roster, SlotId, Slots, StoreError};
+use crate::{ExpertId, ExpertStore, Heat, Move, Progress, Ranking, Roster, SlotId, Slots, StoreError, Tier};
 
-/// What tours did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Routed experts that were read from files because memory has no room for all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct FileCount {
-    /// Experts that windows used: each once a window, whatever rows shared it.
+    /// Experts that windows used: each once a window, whatever rows shared it. Beside a device, those that were taken out of the store for it.
     pub used: u64,
     /// Those of them that had to be read.
     pub read: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Time slept for them, nanoseconds.
+    /// Time that computing slept for them on tours, nanoseconds.
     pub waited: u64,
+}
+
+impl FileCount {
+    /// Adds what was counted elsewhere or at another time.
+    pub fn merge(&mut self, other: FileCount) {
+        self.used += other.used;
+        self.read += other.read;
+        self.bytes += other.bytes;
+        self.waited += other.waited;
+    }
 }
 
 /// Who goes out first: those that the tour doesn't come to, the least used, the latest.
@@ -124,6 +136,19 @@ impl FileTier {
         self.slots.roster()
     }
 
+    /// What the reader reads, for whoever does it aside.
+    pub(crate) fn files(&self) -> Files {
+        self.reader.files()
+    }
+
+    /// Where an expert is: in memory, in a slot or as a copy that is none of the tier's business; or on its way; or neither.
+    fn place_of(&self, store: &ExpertStore, id: ExpertId) -> Option<Content> {
+        match self.slots.slot_of(id) {
+            Some(slot) => Some(self.slots.content(slot)),
+            None => store.tier(id).is_ok_and(|tier| tier == Tier::Heap).then_some(Content::Holds(id)),
+        }
+    }
+
     /// Begins to read an expert into a slot.
     fn begin(&mut self, store: &ExpertStore, planned: Move) -> Result<(), StoreError> {
         let Move { slot, evict, load } = planned;
@@ -162,8 +187,10 @@ impl FileTier {
             }
         };
         let put = match outcome {
-            Ok(()) => store.put(id, store.lend(block)).map_err(|(why, slot)| (why, slot.into_block())),
-            Err((piece, why)) => Err((read_failed(store, id, piece, &why), Some(block))),
+            Ok(()) => put(store, id, block),
+            Err((piece, why)) => {
+                Err((StoreError::Read { id, reason: read_failed(store, id, piece, &why) }, Some(block)))
+            }
         };
         match put {
             Ok(()) => {
@@ -193,6 +220,7 @@ impl FileTier {
         mut progress: impl FnMut(Progress, u64) -> ControlFlow<()>,
     ) -> Result<bool, StoreError> {
         let mut loads = self.slots.first_loads(&self.heat);
+        loads.retain(|load| self.place_of(store, load.load).is_none());
         // In the file's order.
         loads.sort_by_key(|load| load.load);
         let bytes = |id: ExpertId| store.home(id).map_or(0, |home| home.expert_bytes() as u64);
@@ -222,18 +250,31 @@ impl FileTier {
     }
 }
 
+/// Gives an expert's copy to the store. Others may look where the expert is, for a moment: nobody keeps one that has no copy.
+fn put(store: &ExpertStore, id: ExpertId, block: Block<u8>) -> Result<(), (StoreError, Option<Block<u8>>)> {
+    let mut slot = store.lend(block);
+    loop {
+        match store.put(id, slot) {
+            Ok(()) => return Ok(()),
+            Err((StoreError::Pinned { .. }, back)) => slot = back,
+            Err((why, back)) => return Err((why, back.into_block())),
+        }
+        thread::yield_now();
+    }
+}
+
 /// What brings an expert, and where it goes.
-fn pieces(store: &ExpertStore, id: ExpertId) -> Result<[Piece; MOST_PIECES], StoreError> {
+pub(crate) fn pieces(store: &ExpertStore, id: ExpertId) -> Result<[Piece; MOST_PIECES], StoreError> {
     let home = store.home(id)?;
     let pieces = home.pieces(id.expert).ok_or(StoreError::NoFile { layer: id.layer })?;
     Ok(pieces.map(|(piece, _)| piece))
 }
 
 /// Why an expert isn't to be had.
-fn read_failed(store: &ExpertStore, id: ExpertId, piece: usize, why: &ReadError) -> StoreError {
+pub(crate) fn read_failed(store: &ExpertStore, id: ExpertId, piece: usize, why: &ReadError) -> String {
     let pieces = store.home(id).ok().and_then(|home| home.pieces(id.expert));
     let tensor = pieces.and_then(|pieces| pieces.get(piece).map(|(_, place)| place.name.clone()));
-    StoreError::Read { id, reason: tensor.map_or(why.to_string(), |name| format!("tensor `{name}`: {why}")) }
+    tensor.map_or(why.to_string(), |name| format!("tensor `{name}`: {why}"))
 }
 
 /// A window's experts of a layer, as they come to memory. Made by [`ExpertStore::tour`]; one at a time.
@@ -250,12 +291,11 @@ pub struct Tour<'a> {
 impl ExpertStore {
     /// Goes through experts of a layer, in the order given, in which equal ones follow each other: the tour says which are in memory. An order in which
     /// those that are come first has the others read meanwhile.
-    /// Where the store has no file tier, all are, at once. `step` says that this is a part of a decode step, of which experts' use is learned.
+    /// Where the store has no file tier, all are, at once. Nobody may keep an expert that has no copy meanwhile, for the tour waits until it can give it one. `step` says that this is a part of a decode step, of which experts' use is learned.
     ///
     /// Another thread's tour is waited for.
     pub fn tour<'a>(&'a self, layer: u16, experts: &'a [u32], step: bool) -> Result<Tour<'a>, StoreError> {
-        let tier = self.file().map(|tier| tier.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut tour = Tour { store: self, tier, layer, experts, given: 0, asked: 0 };
+        let mut tour = Tour { store: self, tier: self.file(), layer, experts, given: 0, asked: 0 };
         tour.begin(step)?;
         Ok(tour)
     }
@@ -344,8 +384,7 @@ impl Tour<'_> {
 
     /// Where an expert is, if anywhere.
     fn slot_of(&self, at: usize) -> Option<Content> {
-        let tier = self.tier.as_deref()?;
-        tier.slots.slot_of(self.id(at)).map(|slot| tier.slots.content(slot))
+        self.tier.as_deref()?.place_of(self.store, self.id(at))
     }
 
     fn land(&mut self) -> Result<(), StoreError> {
@@ -364,7 +403,7 @@ impl Tour<'_> {
         while end < experts.len() {
             let number = tier.roster().number(id(end)).unwrap_or(0);
             let repeated = (from..end).contains(&tier.toured[number].1);
-            if !repeated && tier.slots.slot_of(id(end)).is_none() {
+            if !repeated && tier.place_of(store, id(end)).is_none() {
                 if misses == room {
                     break;
                 }
@@ -377,12 +416,12 @@ impl Tour<'_> {
         }
         let (mut ranked, mut reached) = (0, end);
         for at in from..end {
-            if tier.slots.slot_of(id(at)).is_some() || tier.place(store, id(at), &mut ranked)? {
+            if tier.place_of(store, id(at)).is_some() || tier.place(store, id(at), &mut ranked)? {
                 continue;
             }
-            // Not even one: those behind it may have to go for it.
+            // Not even one: those behind it may have to go for it, or the few that were ranked are read elsewhere.
             if at == first {
-                tier.rank(layer, first..first + 1, 1);
+                tier.rank(layer, first..first + 1, usize::MAX);
                 let alike = experts[first..].iter().take_while(|&&expert| expert == experts[first]).count();
                 reached = first + if tier.place(store, id(first), &mut 0)? { alike } else { 0 };
             } else {

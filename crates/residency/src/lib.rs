@@ -13,22 +13,24 @@
 //!
 //! Which expert is worth a better place is decided by plain data and pure functions that know neither bytes nor threads:
 //! the [`Roster`] numbers a model's experts, [`Heat`] counts how often they are used, [`Slots`] accounts for a tier's places,
-//! [`plan_moves`] says which experts change places, and a [`Ranking`] keeps what was learned across restarts.
+//! [`plan_moves`] says which experts change places, and a [`Ranking`] keeps what was learned across restarts, in a [`RankingFile`].
 //!
 //! Where memory has no room for all, and the page cache shall not decide, a [`FileTier`] reads experts with a [`Reader`] when a window
-//! has chosen them, many at a time, and a [`Tour`] says which of them can be computed with.
+//! has chosen them, many at a time, and a [`Tour`] says which of them can be computed with. Whoever takes single experts ([`Source`]) has them read aside.
 //!
 //! Does not know what the bytes mean, how they are computed with, or any device.
 //!
 //! Invariant: the bytes behind a handle that was pinned are those of its expert, in whatever tier, until the pin is
 //! dropped.
 
+mod aside;
 mod bytes;
 mod cell;
 mod copy;
 mod error;
 mod file;
 mod heat;
+mod kept;
 mod moves;
 mod ranking;
 mod reads;
@@ -44,6 +46,7 @@ pub use copy::{CopyEngine, CopyError, HeapSlot, HostCopy, ReadAt};
 pub use error::{LayerError, RingError, StoreError};
 pub use file::{FileCount, FileTier, Tour};
 pub use heat::{Heat, Pace, STEP};
+pub use kept::RankingFile;
 pub use moves::{Caution, Cost, Costs, Move, Swap, plan_moves};
 pub use ranking::{Ranking, RankingError};
 pub use reads::{
@@ -51,8 +54,8 @@ pub use reads::{
     skew,
 };
 pub use ring::{
-    Buffer, Canceller, Counters, Generation, PositionedReads, Ring, RingThread, Source, Spawn, Transfer,
-    TransferEngine, Waits, buffers_in,
+    Buffer, Canceller, Counters, Generation, Ring, RingThread, Source, Spawn, Transfer, TransferEngine,
+    Waits, buffers_in,
 };
 pub use roster::{LayerExperts, Roster};
 pub use slots::{Content, SlotError, SlotId, Slots};

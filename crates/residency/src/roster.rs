@@ -3,7 +3,9 @@
 //! Invariant: experts are numbered by layer, then by expert, without gaps, so that a lower number is a lower
 //! [`ExpertId`].
 
-use crate::ExpertId;
+use std::cmp::Reverse;
+
+use crate::{ExpertId, Heat};
 
 /// The experts of one layer, all equally long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +55,13 @@ impl Roster {
         (0u16..)
             .zip(&self.layers)
             .flat_map(|(layer, experts)| (0..experts.experts).map(move |expert| ExpertId { layer, expert }))
+    }
+
+    /// All experts, the most used first. Where nothing is known all are equal, and of equals every layer's first ones come first.
+    pub fn by_use(&self, heat: &Heat) -> Vec<ExpertId> {
+        let mut all: Vec<(u64, ExpertId)> = heat.all_uses().zip(self.ids()).collect();
+        all.sort_by_key(|&(uses, id)| (Reverse(uses), id.expert, id.layer));
+        all.into_iter().map(|(_, id)| id).collect()
     }
 
     /// An expert's number; `None` if the model has no such expert.

@@ -110,9 +110,8 @@ impl Slots {
     /// nothing is known all are equal, and of equals every layer's first experts come first, so that layers get the
     /// bytes that the budget was cut for.
     pub fn first_loads(&self, heat: &Heat) -> Vec<Move> {
-        let mut wanted: Vec<(u64, ExpertId)> = heat.all_uses().zip(self.roster.ids()).collect();
-        wanted.retain(|&(_, id)| self.slot_of(id).is_none());
-        wanted.sort_by_key(|&(uses, id)| (std::cmp::Reverse(uses), id.expert, id.layer));
+        let mut wanted = self.roster.by_use(heat);
+        wanted.retain(|&id| self.slot_of(id).is_none());
         let mut free: Vec<SlotId> = self.ids().filter(|&slot| self.content(slot) == Content::Empty).collect();
         free.sort_by_key(|slot| (self.bytes[slot.index()], *slot));
         // Per length of slots, those not given yet, the lowest number last.
@@ -121,7 +120,7 @@ impl Slots {
             by_length.entry(self.bytes[slot.index()]).or_default().push(slot);
         }
         let mut loads = Vec::new();
-        for (_, load) in wanted {
+        for load in wanted {
             let Some((&length, slots)) = by_length.range_mut(self.roster.bytes(load)..).next() else {
                 continue;
             };

@@ -124,8 +124,9 @@ impl LayerSource {
         Ok(LayerSource { experts, gate, up, down: Part::whole(Tensor::Down, down, experts)?, places: None })
     }
 
-    /// The same experts, to be read from files: their gate, up and down rows are in these tensors. Slots for them have room for what
-    /// direct reads bring, and copies there lie as such reads leave them.
+    /// The same experts, to be read from files: their gate, up and down rows are in these tensors. Slots that they are read to have room for what
+    /// direct reads bring, and experts lie there as such reads leave them. Copies that are made otherwise are shorter, and lie as all do
+    /// ([`LayerSource::copy_layout`]): the length tells which it is.
     pub fn read_from(self, places: [TensorPlace; MOST_PIECES]) -> LayerSource {
         LayerSource { places: Some(Box::new(places)), ..self }
     }
@@ -164,7 +165,7 @@ impl LayerSource {
         CopyLayout { up, down, bytes }
     }
 
-    /// Bytes of a slot that holds one of these experts.
+    /// Bytes of a slot that one of these experts is read to, always more than its copy takes; of that where they are read from no file.
     pub fn slot_bytes(&self) -> usize {
         match self.places {
             None => self.copy_layout().bytes,
@@ -172,9 +173,9 @@ impl LayerSource {
         }
     }
 
-    /// Whether a slot of so many bytes can hold one of these experts.
+    /// Whether a slot of so many bytes can hold one of these experts: as a copy, or as it was read.
     pub(crate) fn fits(&self, slot: usize) -> bool {
-        if self.places.is_some() { slot >= self.slot_bytes() } else { slot == self.slot_bytes() }
+        slot == self.copy_layout().bytes || (self.is_read() && slot >= self.slot_bytes())
     }
 
     /// Whether they are read from files.
@@ -204,15 +205,13 @@ impl LayerSource {
         self.parts().map(|part| most_room(part.len))
     }
 
-    /// Where an expert's parts lie in a slot.
+    /// Where an expert's parts lie in a slot of so many bytes.
     #[inline]
-    fn in_slot(&self, expert: u16) -> [Range<usize>; MOST_PIECES] {
-        let starts = match self.pieces(expert) {
+    fn in_slot(&self, expert: u16, slot: usize) -> [Range<usize>; MOST_PIECES] {
+        let CopyLayout { up, down, bytes } = self.copy_layout();
+        let starts = match self.pieces(expert).filter(|_| slot != bytes) {
             Some(pieces) => pieces.map(|(piece, _)| piece.at + skew(piece.offset)),
-            None => {
-                let CopyLayout { up, down, .. } = self.copy_layout();
-                [0, up, down]
-            }
+            None => [0, up, down],
         };
         let parts = self.parts();
         std::array::from_fn(|i| starts[i]..starts[i] + parts[i].len)
@@ -221,19 +220,8 @@ impl LayerSource {
     /// The parts of an expert's copy in a slot.
     #[inline]
     pub(crate) fn cut<'a>(&self, expert: u16, slot: &'a [u8]) -> Blob<'a> {
-        let [gate, up, down] = self.in_slot(expert).map(|part| &slot[part]);
+        let [gate, up, down] = self.in_slot(expert, slot.len()).map(|part| &slot[part]);
         Blob { gate, up, down }
-    }
-
-    /// The parts of a slot that an expert is to be copied to: gate, up, down.
-    pub(crate) fn cut_slot<'a>(&self, expert: u16, slot: &'a mut [u8]) -> [&'a mut [u8]; MOST_PIECES] {
-        let (mut rest, mut behind) = (slot, 0);
-        self.in_slot(expert).map(|part| {
-            let (_, from) = std::mem::take(&mut rest).split_at_mut(part.start - behind);
-            let (part_of, after) = from.split_at_mut(part.len());
-            (rest, behind) = (after, part.end);
-            part_of
-        })
     }
 
     /// The parts of a copy that is to be made: gate, up, down.

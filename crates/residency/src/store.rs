@@ -11,6 +11,7 @@ use std::sync::{Arc, PoisonError};
 
 use strata_plan::{ALIGNMENT, Block};
 
+use crate::aside::Aside;
 use crate::cell::{Cell, Epoch, Pin, Refused};
 use crate::copy::FreeSlots;
 use crate::file::{FileCount, FileTier};
@@ -76,6 +77,7 @@ pub struct ExpertStore {
     free: Arc<FreeSlots>,
     /// What reads experts that have no copy, if they are to be read.
     file: Option<std::sync::Mutex<FileTier>>,
+    aside: Option<Aside>,
     check: Check,
 }
 
@@ -104,7 +106,7 @@ impl ExpertStore {
         let free = FreeSlots::default();
         // The last one put is the first one taken.
         slots.into_iter().rev().for_each(|slot| free.put(slot));
-        ExpertStore { layers: Vec::new(), spans, free: Arc::new(free), file: None, check }
+        ExpertStore { layers: Vec::new(), spans, free: Arc::new(free), file: None, aside: None, check }
     }
 
     /// The addresses that the heap tier's slots lie at, those side by side as one: memory for as long as the store lives, whatever moves in it.
@@ -127,32 +129,43 @@ impl ExpertStore {
         Ok(())
     }
 
-    /// Has experts without a copy be read from files when a window uses them ([`ExpertStore::tour`]), and never through their mapping, and
-    /// fills the tier's slots with the most used ones. Whoever is told of the progress and of all bytes may end that: then the answer is false.
+    /// Has experts without a copy be read from files when a window uses them, and never through their mapping: by [`ExpertStore::tour`], or by a
+    /// [`Source`](crate::Source)'s threads, as many at once as there are `rooms`, each of which starts at a page and has room for any expert that is read.
     ///
-    /// All layers must have been added, and must be [read from files](LayerSource::read_from).
+    /// All layers must have been added, and must be [read from files](LayerSource::read_from). Experts that have a copy, or get one by
+    /// [`ExpertStore::promote`], keep it: the tier's slots are for others.
     ///
     /// # Errors
-    /// An expert can't be read.
-    pub fn read_with(
-        &mut self,
-        mut tier: FileTier,
-        progress: impl FnMut(Progress, u64) -> ControlFlow<()>,
-    ) -> Result<bool, StoreError> {
+    /// A layer is in no file.
+    pub fn read_with(&mut self, tier: FileTier, rooms: Vec<Block<u8>>) -> Result<(), StoreError> {
         let mapped = (0u16..)
             .zip(&self.layers)
             .find(|(_, layer)| layer.as_ref().is_some_and(|layer| !layer.source.is_read()));
         if let Some((layer, _)) = mapped {
             return Err(StoreError::NoFile { layer });
         }
-        let filled = tier.fill(self, progress)?;
+        self.aside = Some(Aside::new(tier.files(), rooms));
         self.file = Some(std::sync::Mutex::new(tier));
-        Ok(filled)
+        Ok(())
+    }
+
+    /// Fills the slots of what reads files with the most used experts. Whoever is told of the progress and of all bytes may end that: then the answer
+    /// is false.
+    ///
+    /// # Errors
+    /// An expert can't be read.
+    pub fn fill(&self, progress: impl FnMut(Progress, u64) -> ControlFlow<()>) -> Result<bool, StoreError> {
+        self.file().map_or(Ok(true), |mut tier| tier.fill(self, progress))
     }
 
     /// What reads experts from files.
-    pub(crate) fn file(&self) -> Option<&std::sync::Mutex<FileTier>> {
-        self.file.as_ref()
+    pub(crate) fn file(&self) -> Option<std::sync::MutexGuard<'_, FileTier>> {
+        self.file.as_ref().map(|tier| tier.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What reads them for a [`Source`](crate::Source).
+    pub(crate) fn aside(&self) -> Option<&Aside> {
+        self.aside.as_ref()
     }
 
     /// Whether experts without a copy are read from files, by [`ExpertStore::tour`].
@@ -163,12 +176,14 @@ impl ExpertStore {
 
     /// What steps taught of experts' use, at a time in seconds since 1970; nothing for a store that reads no files, or without steps.
     pub fn learned(&self, now: u64) -> Option<Ranking> {
-        self.file()?.lock().unwrap_or_else(PoisonError::into_inner).learned(now)
+        self.file()?.learned(now)
     }
 
     /// What was read from files since this was last asked; nothing for a store that reads none.
     pub fn take_file_count(&self) -> Option<FileCount> {
-        Some(self.file()?.lock().unwrap_or_else(PoisonError::into_inner).take_count())
+        let mut count = self.file()?.take_count();
+        count.merge(self.aside()?.take_count());
+        Some(count)
     }
 
     /// Memory that an expert's copy was read to, as a slot.
@@ -223,7 +238,7 @@ impl ExpertStore {
     pub fn promote(&self, id: ExpertId, engine: &impl CopyEngine<Slot = HeapSlot>) -> Result<(), StoreError> {
         let (layer, cell) = self.find(id)?;
         let Some(epoch) = self.epoch_in(id, Tier::Mapped)? else { return Ok(()) };
-        let needed = layer.source.slot_bytes();
+        let needed = layer.source.copy_layout().bytes;
         let slot = self.free.take(needed).ok_or(StoreError::HeapFull { id, needed })?;
         let copy = engine
             .copy(id, &layer.source, slot)
@@ -279,16 +294,18 @@ impl ExpertStore {
         }
     }
 
-    /// Puts a slot that holds an expert's copy, laid out as a [`CopyEngine`] leaves it, into the heap tier: readers find the expert there
-    /// from then on.
+    /// Puts a slot that holds an expert's copy, laid out as a [`CopyEngine`] leaves it, or reads of a file, into the heap tier: readers find the expert
+    /// there from then on.
     ///
     /// # Errors
     /// The slot is not as long as the copy, the expert has a copy in the tier already, or it is pinned. It then stays where it was, and
     /// the slot comes back.
     pub fn put(&self, id: ExpertId, slot: HeapSlot) -> Result<(), (StoreError, HeapSlot)> {
         let checked = self.find(id).and_then(|(layer, cell)| {
-            let fits = CopyError::check_length(&layer.source, &slot);
-            fits.map_err(|reason| StoreError::Copy { id, reason })?;
+            if !layer.source.fits(slot.len()) {
+                let (expected, found) = (layer.source.slot_bytes(), slot.len());
+                return Err(StoreError::Copy { id, reason: CopyError::Length { expected, found } });
+            }
             match self.epoch_in(id, Tier::Mapped)? {
                 Some(epoch) => Ok((cell, epoch)),
                 None => Err(StoreError::Held { id }),

@@ -12,8 +12,8 @@ use std::thread;
 use proptest::prelude::*;
 use strata_plan::{Arena, Block, Category, Plan};
 use strata_residency::{
-    ExpertId, ExpertStore, FileTier, Heat, LayerExperts, LayerSource, Pace, ReadFile, Reader, ReaderOptions,
-    Roster, Slots, StoreError, TensorPlace, Tier, Way,
+    CopyLayout, ExpertId, ExpertStore, FileTier, Heat, HostCopy, LayerExperts, LayerSource, Pace, ReadFile,
+    Reader, ReaderOptions, Roster, Slots, Source, StoreError, Tensor, TensorPlace, Tier, Way,
 };
 use tempfile::TempDir;
 
@@ -70,6 +70,10 @@ impl Model {
     }
 
     fn reader(&self, way: Way, most: usize) -> Reader {
+        self.reader_by(way, true, most)
+    }
+
+    fn reader_by(&self, way: Way, past_the_cache: bool, most: usize) -> Reader {
         #[cfg(target_os = "linux")]
         let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
         #[cfg(not(target_os = "linux"))]
@@ -78,7 +82,7 @@ impl Model {
         let file = ReadFile { name: "model".into(), file: File::open(self.path()).unwrap(), direct };
         let spawn =
             &mut |_, work: Box<dyn FnOnce() + Send>| -> io::Result<_> { thread::Builder::new().spawn(work) };
-        let options = ReaderOptions { way, direct: true, jobs: most, threads: 3, spawn };
+        let options = ReaderOptions { way, direct: past_the_cache, jobs: most, threads: 3, spawn };
         Reader::new(vec![file], options).unwrap()
     }
 
@@ -91,27 +95,84 @@ impl Model {
         spare: usize,
         most: usize,
     ) -> ExpertStore {
-        let roster = Roster::new(
-            sources
-                .iter()
-                .map(|source| LayerExperts { experts: source.experts(), bytes: source.slot_bytes() as u64 }),
-        );
-        let slots = Slots::cut(roster.clone(), budget, usize::MAX).with_spare(spare);
-        let mut plan = Plan::new();
-        let lengths: Vec<usize> = slots.ids().map(|slot| slots.bytes(slot) as usize).collect();
-        let regions: Vec<_> =
-            lengths.iter().map(|&bytes| plan.heap(Category::Experts, "slot", bytes)).collect();
-        let mut arena = Arena::new(&plan).unwrap();
-        let memory: Vec<Block<u8>> = regions.into_iter().map(|region| arena.take(region).unwrap()).collect();
+        let slots = Slots::cut(roster(sources), budget, usize::MAX).with_spare(spare);
+        let memory = blocks(slots.ids().map(|slot| slots.bytes(slot) as usize));
         let mut store = ExpertStore::new(vec![], Box::new(|| Ok(())));
-        for (layer, source) in (0..).zip(sources) {
-            store.add_layer(layer, source.clone()).unwrap();
-        }
-        let tier =
-            FileTier::new(slots, memory, self.reader(way, most), Heat::new(&roster, Pace::default()), most);
-        assert!(store.read_with(tier, |_, _| ControlFlow::Continue(())).unwrap());
+        add(&mut store, sources);
+        let heat = Heat::new(slots.roster(), Pace::default());
+        store.read_with(FileTier::new(slots, memory, self.reader(way, most), heat, most), vec![]).unwrap();
+        assert!(store.fill(|_, _| ControlFlow::Continue(())).unwrap());
         store
     }
+
+    /// A store with copies of these experts, `spare` slots for the others, and so many rooms for whoever reads aside.
+    fn store_beside(
+        &self,
+        sources: &[LayerSource],
+        copied: &[ExpertId],
+        (spare, most): (usize, usize),
+        (rooms, past_the_cache): (usize, bool),
+    ) -> ExpertStore {
+        let slots = Slots::cut(roster(sources), 0, 0).with_spare(spare);
+        let source = |id: &ExpertId| &sources[usize::from(id.layer)];
+        let copies = blocks(copied.iter().map(|id| source(id).copy_layout().bytes));
+        let mut store = ExpertStore::new(copies, Box::new(|| Ok(())));
+        add(&mut store, sources);
+        let longest = sources.iter().map(LayerSource::slot_bytes).max().unwrap();
+        let memory = blocks(slots.ids().map(|_| longest));
+        let rooms = blocks((0..rooms).map(|_| longest));
+        let heat = Heat::new(slots.roster(), Pace::default());
+        let reader = self.reader_by(Way::Auto, past_the_cache, most);
+        store.read_with(FileTier::new(slots, memory, reader, heat, most), rooms).unwrap();
+        let copy = HostCopy::new(Box::new(|id, extent, to| {
+            let [gate, up, _] = PARTS[usize::from(id.layer)];
+            let part = match extent.tensor {
+                Tensor::Gate => 0,
+                Tensor::Up => 1,
+                Tensor::Down => 2,
+                Tensor::GateUp => usize::from(extent.range.start % (gate + up) > 0),
+            };
+            (0..).zip(to).for_each(|(place, to)| *to = byte(id.layer, part, id.expert, place));
+            Ok(())
+        }));
+        copied.iter().for_each(|id| store.promote(*id, &copy).unwrap());
+        store
+    }
+}
+
+fn roster(sources: &[LayerSource]) -> Roster {
+    Roster::new(
+        sources
+            .iter()
+            .map(|source| LayerExperts { experts: source.experts(), bytes: source.slot_bytes() as u64 }),
+    )
+}
+
+/// Memory of these lengths; that of whole pages starts at a page if all before it is of whole pages.
+fn blocks(lengths: impl Iterator<Item = usize>) -> Vec<Block<u8>> {
+    let mut plan = Plan::new();
+    let regions: Vec<_> = lengths.map(|bytes| plan.heap(Category::Experts, "slot", bytes)).collect();
+    let mut arena = Arena::new(&plan).unwrap();
+    regions.into_iter().map(|region| arena.take(region).unwrap()).collect()
+}
+
+fn add(store: &mut ExpertStore, sources: &[LayerSource]) {
+    (0..).zip(sources).for_each(|(layer, source)| store.add_layer(layer, source.clone()).unwrap());
+}
+
+fn all_ids() -> impl Iterator<Item = ExpertId> {
+    (0..LAYERS).flat_map(|layer| (0..EXPERTS).map(move |expert| ExpertId { layer, expert }))
+}
+
+/// An expert as a copy of it lies, but for what is between its parts; what `read` leaves there.
+fn is_copied(source: &LayerSource, id: ExpertId, read: impl FnOnce(&mut [u8])) -> bool {
+    let CopyLayout { up, down, bytes } = source.copy_layout();
+    let mut copy = vec![0xAA; bytes];
+    read(&mut copy);
+    (0..).zip([0, up, down]).zip(PARTS[usize::from(id.layer)]).all(|((part, start), bytes)| {
+        let right = (0..bytes).map(|place| byte(id.layer, part, id.expert, place));
+        copy[start..start + bytes].iter().copied().eq(right)
+    })
 }
 
 /// Whether an expert is in memory, with its own bytes.
@@ -194,6 +255,126 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Oracle: the bytes and their addresses. Experts that have copies beside the slots are on every tour at once, are never read, and stay where they are,
+    /// however few slots there are for the others.
+    #[test]
+    fn copies_beside_the_slots_stay(
+        tours in tours(), copied in prop::collection::btree_set(0..usize::from(LAYERS * EXPERTS), 0..36), spare in 1usize..6
+    ) {
+        let (model, sources) = Model::new();
+        let ids: Vec<ExpertId> = all_ids().collect();
+        let copied: Vec<ExpertId> = copied.into_iter().map(|number| ids[number]).collect();
+        let store = model.store_beside(&sources, &copied, (spare, 2), (0, true));
+        let addresses = || -> Vec<usize> {
+            copied.iter().map(|id| store.pin_current(*id).unwrap().blob().gate.as_ptr().addr()).collect()
+        };
+        let before = addresses();
+        prop_assert!(before.iter().all(|at| store.heap_spans().iter().any(|span| span.contains(at))));
+        for (layer, experts, step) in &tours {
+            go(&store, *layer, experts, *step).unwrap();
+            let here = |expert: &u32| copied.contains(&ExpertId { layer: *layer, expert: *expert as u16 });
+            if experts.iter().all(here) {
+                store.take_file_count();
+                go(&store, *layer, experts, *step).unwrap();
+                prop_assert_eq!(store.take_file_count().unwrap().read, 0);
+            }
+        }
+        prop_assert_eq!(addresses(), before);
+        prop_assert!(copied.iter().all(|id| is_right(&store, *id)));
+    }
+}
+
+/// Oracle: the bytes that the file was made of; its last expert ends where it does, and no offset is a page's. A file that is cut off names tensor and
+/// file, however often, and whole again it is read.
+#[test]
+fn single_experts_are_read_from_the_file() {
+    for past_the_cache in [true, false] {
+        let (model, sources) = Model::new();
+        let copied = ExpertId { layer: 1, expert: 3 };
+        let store = model.store_beside(&sources, &[copied], (2, 1), (1, past_the_cache));
+        // One comes to a slot.
+        go(&store, 2, &[7], true).unwrap();
+        store.take_file_count();
+        let all = || {
+            all_ids().all(|id| {
+                let source = &sources[usize::from(id.layer)];
+                assert_eq!(Source::bytes(&store, id).unwrap(), source.copy_layout().bytes);
+                is_copied(source, id, |to| Source::read(&store, id, to).unwrap())
+            })
+        };
+        assert!(all());
+        let count = store.take_file_count().unwrap();
+        assert_eq!((count.used, count.read), (36, 34));
+        let file = OpenOptions::new().write(true).open(model.path()).unwrap();
+        file.set_len(model.bytes.len() as u64 - 1).unwrap();
+        let last = ExpertId { layer: 2, expert: 11 };
+        let mut copy = vec![0; sources[2].copy_layout().bytes];
+        for _ in 0..3 {
+            let why = Source::read(&store, last, &mut copy).unwrap_err();
+            assert!(why.contains("tensor `down.2`: the file model became shorter"), "{why}");
+        }
+        file.write_all_at(&model.bytes, 0).unwrap();
+        assert!(all());
+    }
+    let (model, sources) = Model::new();
+    let store = model.store_beside(&sources, &[], (1, 1), (0, true));
+    let id = ExpertId { layer: 0, expert: 0 };
+    let why = Source::read(&store, id, &mut vec![0; sources[0].copy_layout().bytes]).unwrap_err();
+    assert!(why.contains("than was planned"), "{why}");
+}
+
+/// Oracle: the bytes, and that nothing fails. Threads take experts, from slots and from the file, while tours read the same ones and push others out: with
+/// a slot for each thread and two to go on with, a tour finds one that nobody reads.
+#[test]
+fn single_experts_are_read_beside_tours() {
+    const THREADS: usize = 3;
+    let (model, sources) = Model::new();
+    let copied: Vec<ExpertId> = all_ids().step_by(5).collect();
+    let store = model.store_beside(&sources, &copied, (2 + THREADS, 1), (THREADS, true));
+    thread::scope(|scope| {
+        for number in 0..THREADS {
+            let (store, sources) = (&store, &sources);
+            scope.spawn(move || {
+                for id in (0..8).flat_map(|round| all_ids().skip(number * round)) {
+                    let read = |to: &mut [u8]| Source::read(store, id, to).unwrap();
+                    assert!(is_copied(&sources[usize::from(id.layer)], id, read), "{id:?}");
+                }
+            });
+        }
+        let all: Vec<u32> = (0..u32::from(EXPERTS)).collect();
+        for round in 0..30 {
+            go(&store, round % LAYERS, &all, round % 2 == 0).unwrap();
+        }
+    });
+}
+
+/// Oracle: by hand. Of five slots four hold experts that others read: the fifth's goes, whichever it is. And an expert that somebody looks at where it has no
+/// copy gets one once nobody does.
+#[test]
+fn a_tour_finds_what_nobody_reads() {
+    let (model, sources) = Model::new();
+    let store = model.store_beside(&sources, &[], (5, 2), (0, true));
+    let id = |expert: u32| ExpertId { layer: 0, expert: expert as u16 };
+    for free in 0..5u32 {
+        go(&store, 0, &[0, 1, 2, 3, 4], false).unwrap();
+        let read: Vec<_> =
+            (0..5).filter(|&expert| expert != free).map(|expert| store.pin_current(id(expert))).collect();
+        go(&store, 0, &[7], false).unwrap();
+        assert_eq!(store.tier(id(free)).unwrap(), Tier::Mapped);
+        drop(read);
+    }
+    let looked_at = store.pin_current(id(9)).unwrap();
+    thread::scope(|scope| {
+        let tour = scope.spawn(|| go(&store, 0, &[9], false).unwrap());
+        thread::sleep(std::time::Duration::from_millis(50));
+        drop(looked_at);
+        tour.join().unwrap();
+    });
+}
+
 /// Oracle: by hand. What steps use stays, whatever a prompt passes through in between; what they don't goes first.
 #[test]
 fn a_prompt_does_not_push_out_what_steps_use() {
@@ -233,7 +414,7 @@ fn experts_that_there_are_not_are_refused() {
     let roster = Roster::new([]);
     let heat = Heat::new(&roster, Pace::default());
     let tier = FileTier::new(Slots::cut(roster, 0, 0), vec![], model.reader(Way::Auto, 1), heat, 1);
-    let why = mapped.read_with(tier, |_, _| ControlFlow::Continue(())).unwrap_err();
+    let why = mapped.read_with(tier, vec![]).unwrap_err();
     assert!(why.to_string().contains("layer 0 are in no file"), "{why}");
 }
 
@@ -242,27 +423,19 @@ fn experts_that_there_are_not_are_refused() {
 fn loading_ends_when_asked_and_without_a_tier_all_is_there() {
     let (model, sources) = Model::new();
     let mut store = ExpertStore::new(vec![], Box::new(|| Ok(())));
-    (0..).zip(&sources).for_each(|(layer, source)| store.add_layer(layer, source.clone()).unwrap());
+    add(&mut store, &sources);
     {
         let all: Vec<_> = store.tour(1, &[1, 1, 7], true).unwrap().map(Result::unwrap).collect();
         assert!(matches!(&all[..], [range] if *range == (0..3)), "{all:?}");
     }
     assert_eq!(store.take_file_count(), None);
-    let roster = Roster::new(
-        sources
-            .iter()
-            .map(|source| LayerExperts { experts: source.experts(), bytes: source.slot_bytes() as u64 }),
-    );
-    let slots = Slots::cut(roster.clone(), 0, 0).with_spare(20);
-    let each = slots.bytes(slots.ids().next().unwrap()) as usize;
-    let mut plan = Plan::new();
-    let region = plan.heap(Category::Experts, "slots", 20 * each);
-    let mut arena = Arena::new(&plan).unwrap();
-    let memory = region.parts(each).map(|part| arena.take(part).unwrap()).collect();
-    let tier =
-        FileTier::new(slots, memory, model.reader(Way::Auto, 2), Heat::new(&roster, Pace::default()), 2);
+    assert!(store.fill(|_, _| ControlFlow::Break(())).unwrap());
+    let slots = Slots::cut(roster(&sources), 0, 0).with_spare(20);
+    let memory = blocks(slots.ids().map(|slot| slots.bytes(slot) as usize));
+    let heat = Heat::new(slots.roster(), Pace::default());
+    store.read_with(FileTier::new(slots, memory, model.reader(Way::Auto, 2), heat, 2), vec![]).unwrap();
     let mut told = 0;
-    let ended = store.read_with(tier, |done, of| {
+    let ended = store.fill(|done, of| {
         told += 1;
         assert!(done.experts == told && done.bytes < of);
         if told == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -100,6 +100,19 @@ fn place(slots: &mut Slots, heat: &Heat) {
     }
 }
 
+/// Oracle: by hand. What steps used comes first, by how often, and of what nobody used every layer's first experts.
+#[test]
+fn experts_are_listed_by_their_use() {
+    let roster = Roster::new([3, 0, 2].map(|experts| LayerExperts { experts, bytes: 256 }));
+    let mut heat = Heat::new(&roster, Pace::default());
+    let id = |(layer, expert)| ExpertId { layer, expert };
+    let all = |heat: &Heat| roster.by_use(heat);
+    assert_eq!(all(&heat), [(0, 0), (2, 0), (0, 1), (2, 1), (0, 2)].map(id));
+    heat.decode(&roster, [(2, 1), (0, 2)].map(id));
+    heat.decode(&roster, [(0, 2)].map(id));
+    assert_eq!(all(&heat), [(0, 2), (2, 1), (0, 0), (2, 0), (0, 1)].map(id));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use strata_cpu::CpuHostExperts;
 use strata_cuda::driver::Device;
 use strata_cuda::{Cuda, Exchanges, ExpertCache, Room, Stagers};
-use strata_engine::{EngineConfig, ExpertHome, Sampling};
+use strata_engine::{BEYOND, EngineConfig, ExpertHome, Sampling};
+use strata_model::Model;
 use strata_quant::{Format, Isa};
 use strata_synth::geometry::{Attention, Gdn, Indexer, LayerKind, Moe};
 use strata_synth::{Geometry, Mix, Options};
@@ -159,10 +160,11 @@ fn small_model(
     let tokens = ids(384, 120);
     let mut families: PerFamily = BTreeMap::new();
     let mut steps = (Found::default(), Duration::ZERO);
-    // With all experts on the GPU, with some, with none: the others are read from memory, or come through the ring, or the CPU computes them; and
-    // those that stay in the file are staged.
+    // With all experts on the GPU, with some, with none: the others are read from memory, or come through the ring, or the CPU computes them; those
+    // that stay in the file are staged; and of a budget some are in memory, and some are read from the file.
     use ExpertCache::{Auto, Experts};
-    use ExpertHome::{Heap, Mapped};
+    use ExpertHome::{Budget, Heap, Mapped};
+    let most = expert_bytes(path)? / 10 * 7;
     for (window, read, expert_cache, share, experts) in [
         (120, 120, Auto, None, ExpertHome::Auto),
         (120, 24, Experts(0), None, ExpertHome::Auto),
@@ -173,6 +175,9 @@ fn small_model(
         (120, 120, Experts(0), None, Mapped),
         (7, 60, Experts(17), Some(8), Mapped),
         (90, 120, Experts(30), Some(5), Mapped),
+        (120, 120, Experts(0), None, Budget(most)),
+        (7, 60, Experts(5), Some(8), Budget(most)),
+        (90, 120, Experts(5), Some(5), Budget(most)),
     ] {
         let config = EngineConfig {
             window: Some(window),
@@ -209,6 +214,14 @@ fn small_model(
             let what = format!("sequences side by side, {what}");
             steps.0.add(unwatched(&what, &|engine| whole::neighbours(engine, &prompts, &sampling))?);
         }
+        if let Budget(_) = experts {
+            let items = ours.planned().items();
+            let planned = |name| items.iter().any(|item| item.name == name && item.bytes > 0);
+            let some = [planned("resident experts"), planned(BEYOND)];
+            let read = ours.take_counters().reads().is_some_and(|count| count.read > 0);
+            let what = format_args!("{name}, whether some experts are in memory, and some were read");
+            steps.0.exactly(what, &[some[0], some[1], read], &[true; 3]);
+        }
         steps.1 += started.elapsed();
     }
     families.insert("replayed steps", steps);
@@ -220,6 +233,13 @@ fn small_model(
         }
     }
     Ok(ControlFlow::Continue(()))
+}
+
+/// What a model's experts take in its file.
+fn expert_bytes(path: &Path) -> Result<u64, CheckError> {
+    let model = Model::open(path)?;
+    let experts = model.gguf.tensors().iter().filter(|tensor| tensor.name.contains("_exps."));
+    Ok(experts.map(|tensor| tensor.bytes).sum())
 }
 
 /// Few threads and few buffers, so that they are waited for.
@@ -279,18 +299,21 @@ mod tests {
 
     use super::*;
 
-    /// Oracle: the CPU backend, which takes any geometry that makes sense: all models can be written and read.
+    /// Oracle: the CPU backend, which takes any geometry that makes sense: all models can be written and read, with a budget that has no room for all experts.
     #[test]
     fn the_models_can_be_run() {
         let folder = tempfile::tempdir().unwrap();
         for (name, geometry, mix) in models() {
             let path = model(folder.path(), geometry, mix).unwrap();
-            let config = EngineConfig { context: Some(16), draft: true, ..EngineConfig::default() };
+            let experts = ExpertHome::Budget(expert_bytes(&path).unwrap() / 10 * 7);
+            let config = EngineConfig { context: Some(16), draft: true, experts, ..EngineConfig::default() };
             let mut engine = whole::engine(&path, &config, whole::cpu().unwrap()).unwrap();
             let seq = engine.open().unwrap();
             let read = engine
                 .forward(seq, &ids(384, 3), Wants::Last, &mut |_, logits| assert!(logits[0].is_finite()));
             assert!(read.is_ok(), "{name}: {read:?}");
+            let beyond = engine.planned().items().iter().find(|item| item.name == BEYOND).unwrap().bytes;
+            assert!(beyond > 0, "{name}");
         }
     }
 }

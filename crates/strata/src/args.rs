@@ -151,7 +151,7 @@ pub struct EngineFlags {
     /// Where routed experts live that a GPU has no room for: mapped (read in place from the file, nothing is copied at start), heap (copied at start), or auto: in the heap beside a GPU, if there is room, else mapped [default: auto]
     #[arg(long, value_name = "HOME", value_parser = crate::config::expert_home, help_heading = "Engine")]
     pub experts: Option<ExpertHome>,
-    /// Keep only so much of the experts in memory, e.g. 24G: the most used ones; the others are read from the file when they are used, without the page cache. On the CPU only, so far, and instead of --experts [default: no limit]
+    /// Keep only so much of the experts in memory, e.g. 24G: the most used of those that the GPU has no room for, or of all; the others are read from the file when they are used, without the page cache. Instead of --experts [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = crate::config::size, allow_negative_numbers = true, help_heading = "Engine")]
     pub resident_budget: Option<u64>,
     /// Where to compute: cpu, cuda:N, or auto: a GPU if there is one that the model fits [default: auto]
@@ -175,7 +175,7 @@ pub struct EngineFlags {
     /// Learn which experts are used and keep that beside the model, in a file of its name with `.experts`, where a GPU or --resident-budget has no room for all [default: on]
     #[arg(long, value_name = "on|off", help_heading = "Engine")]
     pub ranking: Option<Switch>,
-    /// Threads that copy experts which the GPU can't read where they are (--experts mapped) to where it can [default: one per CPU that doesn't drive, at most 12]
+    /// Threads that copy experts which the GPU can't read where they are (--experts mapped), or read them from the file (--resident-budget), to where it can [default: one per CPU that doesn't drive, at most 12]
     #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true, help_heading = "Engine")]
     pub stagers: Option<usize>,
     /// Pinned memory that they copy to, e.g. 64M [default: 64M]

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
-use strata_backend::{Counters, ExpertCount, Family, HostCount, LinkCount, ReadCount};
+use strata_backend::{Counters, ExpertCount, Family, FileCount, HostCount, LinkCount};
 use strata_engine::Engine;
 
 /// The CPU time of all threads so far.
@@ -149,12 +149,12 @@ struct ReadUse {
     /// Those that were read from the file, and their bytes.
     read: f64,
     bytes: f64,
-    /// How long computing waited for them.
+    /// How long computing waited for them; a device's waiting isn't known.
     waited_seconds: f64,
 }
 
 impl ReadUse {
-    fn new(count: ReadCount, rounds: f64) -> ReadUse {
+    fn new(count: FileCount, rounds: f64) -> ReadUse {
         let [used, read, bytes, waited] =
             [count.used, count.read, count.bytes, count.waited].map(|count| count as f64 / rounds);
         ReadUse { used, read, bytes, waited_seconds: waited / 1e9 }
@@ -263,7 +263,7 @@ mod tests {
         let used = "of 100 experts used, 72.5 % were on the device; 3 came there in place of others";
         assert!(said.contains(used), "{said}");
         assert!(!said.contains("read from the file"), "{said}");
-        let count = ReadCount { used: 100, read: 50, bytes: 4_000_000_000, waited: 1_000_000_000 };
+        let count = FileCount { used: 100, read: 50, bytes: 4_000_000_000, waited: 1_000_000_000 };
         spent.counters.add_reads(count);
         let said = Costs::new(&spent, 2, 10).as_text();
         let read = "of 50 experts used, 25 (2.000 GB) were read from the file, and waited for 0.500 s";

@@ -141,15 +141,8 @@ impl Machine {
         config: &Config,
         asked: &Asked,
     ) -> Result<Builder, Failure> {
-        let not_beside_a_gpu = || {
-            Failure::usage(format!(
-                "{}: experts beyond a budget are read for the CPU only, so far, not beside a GPU; give --device cpu with it, or leave it out",
-                config.name("resident_budget")
-            ))
-        };
         let number = match config.device {
             Device::Cpu => return Ok(Builder::Cpu(self.cpu(config))),
-            Device::Cuda(_) if budgeted(engine) => return Err(not_beside_a_gpu()),
             Device::Auto => 0,
             Device::Cuda(number) => number,
         };
@@ -178,7 +171,6 @@ impl Machine {
             return Ok(Builder::Cuda(Box::new(cuda)));
         }
         let why = match open() {
-            Ok(_) if budgeted(engine) => return Err(not_beside_a_gpu()),
             Ok(cuda) => {
                 let fits = match Engine::plan(model, engine, &self.limits, &cuda) {
                     Ok(planned) => planned.check(&self.limits).map_err(|short| short.to_string()),

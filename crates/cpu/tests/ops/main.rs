@@ -2,5 +2,6 @@
 
 mod bits;
 mod oracle;
+mod reading;
 mod rig;
 mod state;

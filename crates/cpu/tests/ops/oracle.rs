@@ -23,7 +23,7 @@ fn check(name: &str, got: &[f32], expected: &Rows, tolerance: f64) {
 }
 
 /// Shapes and the tolerance there.
-fn recipes() -> Vec<(Recipe, f64)> {
+pub fn recipes() -> Vec<(Recipe, f64)> {
     vec![(odd(), 2e-5), (Recipe { threads: 1, seed: 7, ..odd() }, 2e-5), (even(), 0.08)]
 }
 

@@ -388,11 +388,16 @@ impl Rig {
 
     /// Somebody who computes the same experts for a device.
     pub fn host(&self) -> Box<dyn HostExperts> {
+        self.host_with(&self.store)
+    }
+
+    /// The same, with experts from another store.
+    pub fn host_with(&self, store: &Arc<ExpertStore>) -> Box<dyn HostExperts> {
         let host = Box::new(CpuHostExperts(cpu(&self.recipe)));
         let mut plan = Plan::new();
         let region = host.describe(&self.spec, &mut plan);
         let mut arena = Arena::new(&plan).unwrap();
-        let built = host.build(&self.spec, region, &mut arena, Arc::clone(&self.store)).unwrap();
+        let built = host.build(&self.spec, region, &mut arena, Arc::clone(store)).unwrap();
         assert_eq!(arena.taken_bytes(), plan.arena_bytes());
         built
     }

@@ -6,12 +6,12 @@
 use std::time::{Duration, Instant};
 
 use strata_backend::{BackendError, ExpertCount, Layer, Op};
-use strata_residency::ExpertId;
+use strata_residency::{ExpertId, Ranking, RankingFile};
 
 use super::exchange::{Ask, Begun, Exchanger};
 use super::link::DeviceLink;
 use super::policy::{Exchanges, Policy};
-use super::{At, Choices, Chosen, RankingFile};
+use super::{At, Choices, Chosen};
 use crate::driver::Stream;
 use crate::failed;
 
@@ -113,8 +113,10 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        if let Some((ranking, heat)) = self.ranking.as_ref().zip(self.policy.learned()) {
-            ranking.save(self.exchanger.slots().roster(), heat);
+        let Some(file) = &self.ranking else { return };
+        let learned = |now| self.policy.learned().map(|heat| Ranking::of(heat, now));
+        if let Err(why) = file.save(self.exchanger.slots().roster(), learned) {
+            tracing::warn!("{why}");
         }
     }
 }

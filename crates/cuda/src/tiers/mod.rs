@@ -16,7 +16,6 @@ mod host;
 mod link;
 mod policy;
 mod portion;
-mod ranking;
 mod ring;
 mod share;
 mod split;
@@ -29,7 +28,8 @@ use std::time::Duration;
 use strata_backend::{BackendError, ExpertCount, ExpertWeights, HostCount, Layer, Op, Spec};
 use strata_plan::{Bytes, Category, Place, Plan, Region};
 use strata_residency::{
-    CopyLayout, ExpertId, ExpertStore, Heat, LayerExperts, LayerSource, Move, Pace, Roster, Slots, Tier,
+    CopyLayout, ExpertId, ExpertStore, FileCount, Heat, LayerExperts, LayerSource, Move, Pace, RankingFile,
+    Roster, Slots, Tier,
 };
 
 use crate::driver::{Context, DeviceMemory, DeviceSlice, Stream};
@@ -48,7 +48,6 @@ pub use policy::Exchanges;
 use policy::Policy;
 use portion::Portion;
 pub(crate) use portion::{LeftOut, describe as describe_portion};
-pub(crate) use ranking::RankingFile;
 pub(crate) use ring::Ring;
 pub use staging::{SpawnStager, Stagers};
 
@@ -169,8 +168,8 @@ impl TierRegions {
         };
         let mut heat = Heat::new(slots.roster(), Pace::default());
         if !fits {
-            if let Some(ranking) = budget.ranking {
-                ranking.recall(slots.roster(), &mut heat);
+            if let Some(Err(why)) = budget.ranking.map(|file| file.recall(slots.roster(), &mut heat)) {
+                tracing::warn!("{why}");
             }
             // Where each is, how hot, in which slot, and in what order it is staged; tables on their way to the device.
             let known = 192 * slots.roster().len() + 2 * table;
@@ -214,10 +213,10 @@ impl TierRegions {
         self.ring.is_some()
     }
 
-    /// Those that have none.
+    /// Those that have none, the most used first.
     pub(crate) fn without_slots(&self) -> Vec<ExpertId> {
         let with: HashSet<ExpertId> = self.loads.iter().map(|planned| planned.load).collect();
-        self.slots.roster().ids().filter(|id| !with.contains(id)).collect()
+        self.slots.roster().by_use(&self.heat).into_iter().filter(|id| !with.contains(id)).collect()
     }
 }
 
@@ -550,6 +549,11 @@ impl Tiers {
         let mut count = self.desk.as_mut().map_or_else(HostCount::default, Desk::take_count);
         self.portion.iter_mut().for_each(|portion| count.merge(portion.take_count()));
         count
+    }
+
+    /// What was read from files since this was last asked, if any is.
+    pub(crate) fn take_file_count(&self) -> Option<FileCount> {
+        self.host.store.take_file_count()
     }
 
     /// Whether some experts are in memory that the GPU can't read.

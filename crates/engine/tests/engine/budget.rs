@@ -3,9 +3,13 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
-use strata_backend::{Backend, Op};
-use strata_engine::{Engine, EngineConfig, Event, ExpertHome, Reason, Request, Sampling, Wants};
+use strata_backend::{Backend, BackendError, Build, Op, Spec, Takers, WeightData};
+use strata_cpu::Cpu;
+use strata_engine::{BEYOND, Engine, EngineConfig, Event, ExpertHome, Reason, Request, Sampling, Wants};
+use strata_plan::{Arena, Limits, Place, Plan};
+use strata_residency::{ExpertId, ExpertStore, LayerSource, Tier};
 use strata_testkit::golden;
 use tempfile::TempDir;
 
@@ -137,4 +141,101 @@ fn what_steps_use_is_in_memory_next_time() {
     // What is no ranking is nothing.
     std::fs::write(&ranking, b"no ranking").unwrap();
     assert_eq!(once(Some(ranking)).1, unknown);
+}
+
+/// The CPU as a device that has no room for any expert, and would use them in this order; and the store that it was given.
+struct Beside {
+    cpu: Cpu,
+    order: Vec<ExpertId>,
+    store: Arc<Mutex<Option<Arc<ExpertStore>>>>,
+}
+
+impl Build for Beside {
+    type Described = <Cpu as Build>::Described;
+
+    fn device_limits(&self) -> Option<Limits> {
+        Some(Limits { available: 1 << 30, total: 1 << 30, source: "the test's device".into() })
+    }
+
+    fn describe(
+        &self,
+        spec: &Spec,
+        weights: &[WeightData],
+        experts: &[(u16, LayerSource)],
+        plan: &mut Plan,
+    ) -> Result<Self::Described, BackendError> {
+        self.cpu.describe(spec, weights, experts, plan)
+    }
+
+    fn experts_in_memory(&self, _: &Self::Described) -> Option<Vec<ExpertId>> {
+        Some(self.order.clone())
+    }
+
+    fn takers(&self) -> Takers {
+        Takers { stagers: 3, computes: true }
+    }
+
+    fn build(
+        self,
+        spec: Spec,
+        described: Self::Described,
+        arena: Arena,
+        weights: Vec<WeightData>,
+        store: Arc<ExpertStore>,
+    ) -> Result<Box<dyn Backend>, BackendError> {
+        *self.store.lock().unwrap() = Some(Arc::clone(&store));
+        self.cpu.build(spec, described, arena, weights, store)
+    }
+}
+
+/// Oracle: the same engine without a device, and the device's order. Experts that it can't have are copied into memory as far as the budget goes, those used most
+/// first, and stay there; the others are read, whatever the window; and the ranking is the device's business.
+#[test]
+fn a_device_has_the_most_used_in_memory() {
+    let ids = ids();
+    let path = golden::pebble();
+    let folder = tempfile::tempdir().unwrap();
+    let ranking = folder.path().join("pebble.gguf.experts");
+    let want = {
+        let mut engine = open(&path, EngineConfig { experts: ExpertHome::Mapped, ..config(0) });
+        let seq = engine.open().unwrap();
+        bits(&logits(&mut engine, seq, &ids, Wants::All))
+    };
+    let mut order: Vec<ExpertId> =
+        (0..8).flat_map(|layer| (0..64).map(move |expert| ExpertId { layer, expert })).collect();
+    order.sort_by_key(|id| (id.expert * 29 % 64, id.layer * 5 % 8));
+    for (bytes, window) in [(1, 32), (4 << 20, 7), (8 << 20, 1), (1 << 40, 32)] {
+        let experts = ExpertHome::Budget(bytes);
+        let config =
+            EngineConfig { window: Some(window), experts, ranking: Some(ranking.clone()), ..config(0) };
+        let store = Arc::new(Mutex::new(None));
+        let device = |cpu| Beside { cpu, order: order.clone(), store: Arc::clone(&store) };
+        let mut engine = Rig { config, ..Rig::default() }.load(&path, device).unwrap();
+        let store = store.lock().unwrap().take().unwrap();
+        let in_memory = || order.iter().map(|id| store.tier(*id).unwrap() == Tier::Heap).collect::<Vec<_>>();
+        let before = in_memory();
+        let copies = before.iter().filter(|copied| **copied).count();
+        // All are equally long here, but for those of a layer or two.
+        assert!(before[..copies * 9 / 10].iter().all(|copied| *copied), "{bytes}: {before:?}");
+        let of = |place, name: &str| -> u64 {
+            let items = engine.planned().items().iter();
+            items.filter(|item| item.place == place && item.name == name).map(|item| item.bytes).sum()
+        };
+        let taken = ["resident experts", "experts being read", "experts being staged"]
+            .map(|name| of(Place::Heap, name));
+        match bytes {
+            1 => assert!(copies == 0 && taken[0] == 0),
+            _ if bytes < 1 << 30 => {
+                assert!(copies > 0 && taken.iter().sum::<u64>() <= bytes, "{taken:?} of {bytes}")
+            }
+            _ => assert!(copies == order.len() && taken == [0; 3] && of(Place::File, BEYOND) == 0),
+        }
+        let seq = engine.open().unwrap();
+        assert!(bits(&logits(&mut engine, seq, &ids, Wants::All)) == want, "{bytes}, window {window}");
+        assert!(in_memory().iter().zip(&before).all(|(now, copied)| *now || !copied));
+        let reads = engine.take_counters().reads();
+        assert_eq!(reads.is_some_and(|reads| reads.read > 0), copies < order.len(), "{reads:?}");
+        drop(engine);
+        assert!(!ranking.exists());
+    }
 }

@@ -124,8 +124,7 @@ enum Backend {
 /// Reads from a fixed list of files.
 pub struct Reader {
     backend: Backend,
-    files: Arc<[ReadFile]>,
-    direct: bool,
+    files: Files,
     jobs: usize,
     under_way: usize,
     fallback: Option<String>,
@@ -145,7 +144,7 @@ impl fmt::Display for Reader {
             Backend::Uring(_) => write!(f, "io_uring")?,
             Backend::Threads(threads) => write!(f, "positioned reads by {} threads", threads.count())?,
         }
-        write!(f, "{}", if self.direct { ", past the page cache" } else { ", through the page cache" })
+        write!(f, "{}", if self.files.direct { ", past the page cache" } else { ", through the page cache" })
     }
 }
 
@@ -165,7 +164,7 @@ impl Reader {
                     false
                 }
             });
-        let files: Arc<[ReadFile]> = files.into();
+        let files = Files { list: files.into(), direct };
         let ring = match way {
             // Through the page cache the ring's own threads would do what ours do.
             Way::Auto if direct => {
@@ -175,9 +174,9 @@ impl Reader {
         };
         let backend = match ring {
             Some(ring) => ring,
-            None => Backend::Threads(Threads::new(threads, jobs, direct, &files, spawn)?),
+            None => Backend::Threads(Threads::new(threads, jobs, &files, spawn)?),
         };
-        let mut reader = Reader { backend, files, direct, jobs, under_way: 0, fallback: None };
+        let mut reader = Reader { backend, files, jobs, under_way: 0, fallback: None };
         if !without.is_empty() {
             let without = without.join(", nor ");
             reader.fallback = Some(format!("experts can't be read {without}, but are: {reader}"));
@@ -209,10 +208,10 @@ impl Reader {
         if let Err(why) = self.check(&block, pieces) {
             return Err((ReadError::Job(why), block));
         }
-        let pieces = begun(pieces, self.direct);
+        let pieces = begun(pieces, self.files.direct);
         match &mut self.backend {
             #[cfg(target_os = "linux")]
-            Backend::Uring(ring) => ring.begin(tag, block, pieces, &self.files),
+            Backend::Uring(ring) => ring.begin(tag, block, pieces, &self.files.list),
             Backend::Threads(threads) => threads.begin(tag, block, pieces),
         }
         self.under_way += 1;
@@ -238,7 +237,7 @@ impl Reader {
         }
         let done = match &mut self.backend {
             #[cfg(target_os = "linux")]
-            Backend::Uring(ring) => ring.finish(&self.files).map_err(|error| {
+            Backend::Uring(ring) => ring.finish(&self.files.list).map_err(|error| {
                 ReadError::Job(format!(
                     "the system does not answer reads of experts any more: {error}; start again"
                 ))
@@ -250,30 +249,19 @@ impl Reader {
         Ok(Some(Done { tag: done.tag, block: done.block, outcome }))
     }
 
-    fn check(&self, block: &Block<u8>, pieces: &[Piece]) -> Result<(), String> {
+    /// The files, for whoever reads single jobs at once beside this, in the same way but for io_uring.
+    pub(crate) fn files(&self) -> Files {
+        self.files.clone()
+    }
+
+    fn check(&self, block: &[u8], pieces: &[Piece]) -> Result<(), String> {
         if self.under_way >= self.jobs {
             return Err(format!(
                 "{} reads of experts are under way, and no more were planned",
                 self.under_way
             ));
         }
-        if pieces.len() > MOST_PIECES {
-            return Err(format!("{} pieces are more than a read can have, {MOST_PIECES}", pieces.len()));
-        }
-        if self.direct && !block.as_ptr().addr().is_multiple_of(PAGE) {
-            return Err("memory to read to starts at no page".into());
-        }
-        for piece in pieces {
-            if usize::from(piece.file) >= self.files.len() {
-                return Err(format!("there is no file {} to read from", piece.file));
-            }
-            let end = piece.room().and_then(|room| room.checked_add(piece.at));
-            if !piece.at.is_multiple_of(PAGE) || end.is_none_or(|end| end > block.len()) {
-                let (at, bytes, len) = (piece.at, piece.bytes, block.len());
-                return Err(format!("{bytes} bytes to read have no room at {at} of {len} bytes"));
-            }
-        }
-        Ok(())
+        self.files.check(block, pieces)
     }
 
     /// Has what the system answers be taken for something else.
@@ -285,6 +273,41 @@ impl Reader {
             Backend::Threads(threads) => threads.set_faults(faults),
         }
         self
+    }
+}
+
+/// Files to read from, and how.
+#[derive(Debug, Clone)]
+pub(crate) struct Files {
+    list: Arc<[ReadFile]>,
+    direct: bool,
+}
+
+impl Files {
+    /// Reads pieces by positioned reads, all before it returns; else which of them failed first, and why.
+    pub(crate) fn read(&self, to: &mut [u8], pieces: &[Piece]) -> Result<(), (usize, ReadError)> {
+        self.check(to, pieces).map_err(|why| (0, ReadError::Job(why)))?;
+        threads::read(&self.list, self.direct, to, begun(pieces, self.direct), |answer| answer)
+    }
+
+    fn check(&self, block: &[u8], pieces: &[Piece]) -> Result<(), String> {
+        if pieces.len() > MOST_PIECES {
+            return Err(format!("{} pieces are more than a read can have, {MOST_PIECES}", pieces.len()));
+        }
+        if self.direct && !block.as_ptr().addr().is_multiple_of(PAGE) {
+            return Err("memory to read to starts at no page".into());
+        }
+        for piece in pieces {
+            if usize::from(piece.file) >= self.list.len() {
+                return Err(format!("there is no file {} to read from", piece.file));
+            }
+            let end = piece.room().and_then(|room| room.checked_add(piece.at));
+            if !piece.at.is_multiple_of(PAGE) || end.is_none_or(|end| end > block.len()) {
+                let (at, bytes, len) = (piece.at, piece.bytes, block.len());
+                return Err(format!("{bytes} bytes to read have no room at {at} of {len} bytes"));
+            }
+        }
+        Ok(())
     }
 }
 

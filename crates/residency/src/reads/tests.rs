@@ -150,7 +150,7 @@ proptest! {
         let mut free = blocks(JOBS, ROOM);
         for reader in files.readers() {
             let mut state = seed | 1;
-            let direct = reader.direct;
+            let direct = reader.files.direct;
             let mut reader = reader.with_faults(Box::new(move |answer| {
                 state ^= state << 13;
                 state ^= state >> 7;

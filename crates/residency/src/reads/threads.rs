@@ -13,7 +13,7 @@ use strata_plan::Block;
 #[cfg(all(test, not(loom)))]
 use super::piece::Faults;
 use super::piece::{Next, Pieces};
-use super::{Ended, ReadError, ReadFile, SpawnReader};
+use super::{Ended, Files, ReadError, ReadFile, SpawnReader};
 
 struct Work {
     tag: u32,
@@ -33,8 +33,7 @@ struct Shared {
     work: Condvar,
     /// A job has ended.
     done: Condvar,
-    files: Arc<[ReadFile]>,
-    direct: bool,
+    files: Files,
     #[cfg(all(test, not(loom)))]
     faults: Mutex<Option<Faults>>,
 }
@@ -50,8 +49,7 @@ impl Threads {
     pub(super) fn new(
         most: usize,
         jobs: usize,
-        direct: bool,
-        files: &Arc<[ReadFile]>,
+        files: &Files,
         spawn: SpawnReader<'_>,
     ) -> io::Result<Threads> {
         let queue = Queue {
@@ -63,8 +61,7 @@ impl Threads {
             queue: Mutex::new(queue),
             work: Condvar::new(),
             done: Condvar::new(),
-            files: Arc::clone(files),
-            direct,
+            files: files.clone(),
             #[cfg(all(test, not(loom)))]
             faults: Mutex::new(None),
         });
@@ -140,34 +137,44 @@ impl Shared {
                 }
             };
             drop(queue);
-            let failed = self.read(&mut work.block, work.pieces);
+            let failed = self.read(&mut work.block, work.pieces).err();
             let Work { tag, block, .. } = work;
             self.lock().ended.push_back(Ended { tag, block, failed });
             self.done.notify_one();
         }
     }
 
-    /// Reads all pieces, or says which failed first.
-    fn read(&self, block: &mut Block<u8>, pieces: Pieces) -> Option<(usize, ReadError)> {
-        for (number, piece) in pieces.into_iter().enumerate() {
-            let Some(mut piece) = piece else { continue };
-            loop {
-                let ask = piece.ask();
-                let file = &self.files[ask.file];
-                let file = file.direct.as_ref().ok().filter(|_| self.direct).unwrap_or(&file.file);
-                let answer = file.read_at(&mut block[ask.range], ask.offset);
-                #[cfg(all(test, not(loom)))]
-                let answer = match &mut *self.faults.lock().unwrap() {
-                    Some(faults) => faults(answer),
-                    None => answer,
-                };
-                match piece.answer(answer, &self.files) {
-                    Next::Done => break,
-                    Next::Again => {}
-                    Next::Failed(why) => return Some((number, why)),
-                }
+    fn read(&self, block: &mut [u8], pieces: Pieces) -> Result<(), (usize, ReadError)> {
+        read(&self.files.list, self.files.direct, block, pieces, |answer| {
+            #[cfg(all(test, not(loom)))]
+            if let Some(faults) = &mut *self.faults.lock().unwrap() {
+                return faults(answer);
+            }
+            answer
+        })
+    }
+}
+
+/// Reads all pieces by positioned reads, or says which failed first. What the system says of each read may be `heard` differently.
+pub(super) fn read(
+    files: &[ReadFile],
+    direct: bool,
+    block: &mut [u8],
+    pieces: Pieces,
+    heard: impl Fn(io::Result<usize>) -> io::Result<usize>,
+) -> Result<(), (usize, ReadError)> {
+    for (number, piece) in pieces.into_iter().enumerate() {
+        let Some(mut piece) = piece else { continue };
+        loop {
+            let ask = piece.ask();
+            let file = &files[ask.file];
+            let file = file.direct.as_ref().ok().filter(|_| direct).unwrap_or(&file.file);
+            match piece.answer(heard(file.read_at(&mut block[ask.range], ask.offset)), files) {
+                Next::Done => break,
+                Next::Again => {}
+                Next::Failed(why) => return Err((number, why)),
             }
         }
-        None
     }
+    Ok(())
 }

@@ -38,7 +38,7 @@ use std::thread::JoinHandle;
 
 pub use counters::{Counters, Waits};
 use protocol::Protocol;
-pub use source::{PositionedReads, Source};
+pub use source::Source;
 use state::{Entry, Need, State};
 pub use transfer::{Buffer, Transfer, TransferEngine};
 

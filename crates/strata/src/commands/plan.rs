@@ -1,7 +1,7 @@
 //! `strata plan`: what would be put where, before anything is allocated.
 
 use serde_json::json;
-use strata_engine::Planned;
+use strata_engine::{BEYOND, Planned};
 use strata_model::Model;
 use strata_plan::{Bytes, Category, Place, Rates, Weights};
 
@@ -112,17 +112,16 @@ fn weights(model: &Model, planned: &Planned) -> Option<Weights> {
     };
     let all = |category| [Place::Heap, Place::Mapped, Place::Device].map(|place| sum(category, place));
     let [heap, mapped, _] = all(Category::Experts);
-    // Those of a device's slots have no home but the file; without a device they are read from there.
-    let (file, beside_device) = (sum(Category::Experts, Place::File), planned.device.is_some());
-    let inside = if beside_device { file } else { 0 };
+    // Those of a device's slots have no home but the file.
+    let inside = sum(Category::Experts, Place::File);
+    let read = planned.plan.items().iter().any(|item| item.name == BEYOND && item.bytes > 0);
     // A row of the embedding is read, unless its table is the head as well.
     let trunk = &model.trunk;
     let embedding = if trunk.output == trunk.token_embd { 0 } else { trunk.token_embd.bytes() as u64 };
     let dense = all(Category::Weights).iter().sum::<u64>().saturating_sub(embedding);
     let moe = planned.spec.shape.moe;
     let weights = Weights { dense, inside, beside: heap + mapped, experts: moe.experts, used: moe.used };
-    let in_memory = file == 0 || beside_device;
-    (in_memory && dense + heap + mapped + inside > LARGEST_CACHE).then_some(weights)
+    (!read && dense + heap + mapped + inside > LARGEST_CACHE).then_some(weights)
 }
 
 #[cfg(test)]
