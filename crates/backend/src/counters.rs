@@ -72,14 +72,14 @@ pub struct FamilyCount {
     pub bytes: u64,
 }
 
-/// What the host has computed of a device's steps.
+/// What the host has computed of a device's windows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct HostCount {
-    /// Layers for which the device asked the host: round trips.
+    /// Layers of which the host computed some experts: round trips.
     pub asked: u64,
     /// Experts that it computed.
     pub experts: u64,
-    /// From when it found that it was asked to its answer, nanoseconds.
+    /// From when it knew what to compute to its answer, nanoseconds.
     pub nanos: u64,
 }
 

@@ -1,4 +1,4 @@
-// Experts that are in host memory, brought to device memory for a window in which some of them have rows.
+// What is in host memory, brought by kernels: experts for a window in which some of them have rows, and what the host computed.
 #include "desk.cuh"
 
 namespace strata {

@@ -20,6 +20,7 @@ mod tiers;
 mod weights;
 
 pub use backend::{Cuda, Room};
+pub use ops::kernels_are_built;
 pub use tiers::{Exchanges, ExpertCache, SpawnStager, Stagers};
 
 use strata_backend::BackendError;

@@ -89,8 +89,10 @@ fn every_format() {
     for format in Format::ALL {
         let path = synth(folder.path(), Geometry::tiny(), Mix::pure(format));
         let config = EngineConfig { window: Some(40), context: Some(64), ..Default::default() };
-        for cache in [ExpertCache::Auto, ExpertCache::Experts(3)] {
-            compare_with(&path, &config, (cache, None), &ids(200, 52), 3);
+        for experts in
+            [(ExpertCache::Auto, None), (ExpertCache::Experts(3), None), (ExpertCache::Experts(3), Some(8))]
+        {
+            compare_with(&path, &config, experts, &ids(200, 52), 3);
         }
     }
 }

@@ -54,7 +54,7 @@ fn most(lowered: &Lowered) -> usize {
 /// Slots for `read` experts beside a device, if anybody computes with them: one half is computed with, the other is read to, and of a few more others may
 /// keep the experts for a moment.
 fn working(lowered: &Lowered, takers: Takers, read: usize) -> usize {
-    let wanted = if takers.computes { 2 * most(lowered) + takers.stagers } else { 0 };
+    let wanted = if takers.computes { (2 * most(lowered)).saturating_add(takers.stagers) } else { 0 };
     wanted.min(read)
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn cut(
     if experts.iter().map(|id| copies.bytes(*id)).sum::<u64>() <= budget {
         return (experts, Vec::new());
     }
-    let read = working(lowered, takers, experts.len()) + takers.stagers;
+    let read = working(lowered, takers, experts.len()).saturating_add(takers.stagers);
     let mut left = budget.saturating_sub((read as u64).saturating_mul(longest(lowered) as u64));
     experts.into_iter().partition(|id| {
         let fits = copies.bytes(*id) <= left;
@@ -95,9 +95,11 @@ impl Budgeted {
         let experts = roster.len();
         let slots = Slots::cut(roster, budget, experts);
         let kept = slots.ids().count();
-        let all: u64 =
-            lowered.experts.iter().map(|(_, of, _)| u64::from(of.experts()) * of.expert_bytes() as u64).sum();
-        let left = all.saturating_sub(slots.total_bytes());
+        let all = lowered.experts.iter().map(|(_, of, _)| u64::from(of.experts()) * of.expert_bytes() as u64);
+        // A slot is longer than what it holds: an expert of a layer that has such slots.
+        let held = |slot: u64| lowered.experts.iter().find(|(_, of, _)| of.slot_bytes() as u64 == slot);
+        let held = |slot: u64| held(slot).map_or(0, |(_, of, _)| of.expert_bytes() as u64);
+        let left = all.sum::<u64>().saturating_sub(slots.ids().map(|slot| held(slots.bytes(slot))).sum());
         // One half is computed with, the other is read to.
         let slots = slots.with_spare((2 * most(lowered)).min(experts - kept));
         let budgeted = Budgeted::lay(lowered, slots, kept, plan);

@@ -169,7 +169,7 @@ pub struct EngineFlags {
     /// Experts that the GPU keeps in its own memory: a number, or a size with its unit, e.g. 4G [default: as many as there is room for]
     #[arg(long, value_name = "N|SIZE|auto", value_parser = crate::config::expert_cache, allow_negative_numbers = true, help_heading = "Engine")]
     pub expert_cache: Option<ExpertCache>,
-    /// Have the CPU compute a share of the experts that the GPU has no room for, as large as is fastest, for one answer at a time [default: on]
+    /// Have the CPU compute a share of the experts that the GPU has no room for, as large as is fastest, for one answer at a time and for prompts of up to 2,048 tokens [default: on]
     #[arg(long, value_name = "on|off", help_heading = "Engine")]
     pub cpu_experts: Option<Switch>,
     /// Learn which experts are used and keep that beside the model, in a file of its name with `.experts`, where a GPU or --resident-budget has no room for all [default: on]

@@ -182,7 +182,11 @@ impl Machine {
             }
             Err(why) => why,
         };
-        tracing::info!("the GPU is not used: {why}");
+        match Gpu::all() {
+            // Somebody has one, and would wonder.
+            Ok(gpus) if !gpus.is_empty() => warn(format_args!("the GPU is not used: {why}")),
+            _ => tracing::info!("the GPU is not used: {why}"),
+        }
         Ok(Builder::Cpu(self.cpu(config)))
     }
 

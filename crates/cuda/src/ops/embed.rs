@@ -82,9 +82,6 @@ impl CudaBackend {
         if tokens.len() > MOST_ROWS {
             self.tiers.begin_window(tokens.len(), many, &self.stream)?;
         }
-        if let Some(ring) = self.tiers.ring.as_mut().filter(|_| many) {
-            ring.start(&self.stream)?;
-        }
         let ids = self.tokens(Ids::Tokens, tokens)?;
         self.kernels.embed.rows(&self.stream, &table, ids, streams, x).map_err(Failed::from)?;
         Ok(tokens.len() * (table.bytes.len() / vocab))

@@ -1,4 +1,4 @@
-//! Experts in host memory, brought for a few rows: `kernels/fetch.cu`.
+//! What is in host memory, brought by kernels: experts for a few rows, and what the host computed: `kernels/fetch.cu`.
 
 use super::route::Stretch;
 use super::{OpError, module};

@@ -58,6 +58,11 @@ pub enum OpError {
     Driver(#[from] DriverError),
 }
 
+/// Whether this build has kernels, and if not, why.
+pub fn kernels_are_built() -> Result<(), OpError> {
+    if IMAGES.is_empty() { Err(OpError::NoKernels) } else { Ok(()) }
+}
+
 /// Loads the kernels of one source.
 fn module(context: &Context, name: &str) -> Result<Module, OpError> {
     let image = IMAGES.iter().find(|(image, _)| *image == name).map(|(_, image)| *image);

@@ -287,7 +287,7 @@ pub(crate) struct Tiers {
     /// What windows choose, and what is learned of it, where not all experts have slots.
     cache: Option<Cache>,
     /// As of how many changes of places, and of what is left to the host, the ring is cut.
-    cut_at: [u64; 2],
+    cut_at: Option<[u64; 2]>,
     /// All memory of the device that is the backend's.
     pub(crate) device: DeviceSlice<u8>,
     host: Arc<HostMemory>,
@@ -414,7 +414,16 @@ impl Tiers {
             }
             _ => None,
         };
-        Ok(Tiers { layers, ring, desk: desk.transpose()?, portion, cache, cut_at: [0; 2], device, host })
+        Ok(Tiers {
+            layers,
+            ring,
+            desk: desk.transpose()?,
+            portion,
+            cache,
+            cut_at: Some([0; 2]),
+            device,
+            host,
+        })
     }
 
     /// Where routing leaves its choices: chosen experts, and counts of them.
@@ -424,6 +433,7 @@ impl Tiers {
 
     /// A short window begins: experts that have moved are found where they are now.
     pub(crate) fn begin_step(&mut self) -> Result<(), BackendError> {
+        self.portion.iter_mut().for_each(Portion::pause);
         self.cache.as_mut().map_or(Ok(()), Cache::begin_step)
     }
 
@@ -431,6 +441,9 @@ impl Tiers {
     pub(crate) fn see(&mut self, op: &Op<'_>) {
         if let Some(cache) = &mut self.cache {
             cache.see(op);
+        }
+        if matches!(op, Op::Head { .. }) {
+            self.portion.iter_mut().for_each(Portion::pause);
         }
     }
 
@@ -460,19 +473,23 @@ impl Tiers {
         self.cache.as_mut().map_or(Ok(None), |cache| cache.committed(rows, stream))
     }
 
-    /// A window of so many rows begins: settles what the host computes of it. Experts come through the ring, or are fetched when they are known.
+    /// A window of so many rows begins: settles what the host computes of it. The others come ahead, through the ring, or are fetched when they are known.
     pub(crate) fn begin_window(
         &mut self,
         rows: usize,
-        ring: bool,
+        ahead: bool,
         stream: &Stream,
     ) -> Result<(), BackendError> {
         match (&mut self.portion, &self.cache) {
-            (Some(portion), Some(cache)) if !ring => portion.choose(rows, false, cache.experts().0),
-            (Some(portion), _) => portion.forget(),
+            (Some(portion), Some(cache)) if !ahead => portion.choose(rows, false, cache.experts().0),
+            (Some(portion), _) => portion.unsettle(),
             _ => {}
         }
-        if ring { self.settle(rows, stream) } else { Ok(()) }
+        if ahead {
+            self.settle(rows, stream)?;
+        }
+        let ring = self.ring.as_mut().filter(|_| ahead);
+        ring.map_or(Ok(()), |ring| ring.start(stream).map_err(BackendError::from))
     }
 
     /// Before the ring's copies for a wide window of so many rows, or its next layer: nothing moves, and the ring brings what has no slot now and isn't left
@@ -485,11 +502,12 @@ impl Tiers {
             cache.settle()?;
         }
         let (experts, changes) = cache.experts();
-        let others = |portion: &&mut Portion| changes != self.cut_at[0] || portion.rows() != rows;
-        if let Some(portion) = self.portion.as_mut().filter(others) {
+        let moved = self.cut_at.is_none_or(|[before, _]| before != changes);
+        let anew = |portion: &&mut Portion| moved || !portion.is_for(rows);
+        if let Some(portion) = self.portion.as_mut().filter(anew) {
             portion.choose(rows, true, experts);
         }
-        let changes = [changes, self.portion.as_ref().map_or(0, Portion::changes)];
+        let changes = Some([changes, self.portion.as_ref().map_or(0, Portion::changes)]);
         if changes == self.cut_at {
             return Ok(());
         }
@@ -503,7 +521,7 @@ impl Tiers {
 
     /// The experts of a layer that are left to the host in a window of so many rows.
     pub(crate) fn left_out(&self, layer: Layer, rows: usize) -> Option<LeftOut> {
-        let portion = self.portion.as_ref().filter(|portion| portion.rows() == rows)?;
+        let portion = self.portion.as_ref().filter(|portion| portion.is_for(rows))?;
         let (from, slots) = (portion.first(layer)?, self.layers[usize::from(layer.0)]?);
         let (first, end) = (self.device.address(), self.device.address() + self.device.len() as u64);
         Some(LeftOut { slots: slots.table.address(), first, end, from: u64::from(from) })
@@ -540,7 +558,7 @@ impl Tiers {
     pub(crate) fn without_portion(&mut self, rows: usize, stream: &Stream) -> Result<(), BackendError> {
         stream.synchronize().map_err(failed)?;
         self.portion = None;
-        self.cut_at = [u64::MAX; 2];
+        self.cut_at = None;
         self.settle(rows, stream)
     }
 

@@ -17,13 +17,18 @@ use super::share::Share;
 use crate::driver::{Context, DeviceSlice, DriverError, Event, PinnedMemory, PinnedPart, Stream};
 use crate::failed;
 use crate::ops::Fetch;
+use crate::recording::MOST_ROWS;
 
+/// No expert.
+const NOBODY: u32 = u32::MAX;
+/// In one window of so many the host gets an expert of each layer at least.
+const LOOKS: u64 = 16;
 /// Rows of a window with which the host helps, at most: for wider ones it would need much memory to be of little use.
 const WIDEST: usize = 2048;
 
 /// Rows that there is room for.
 fn most_rows(spec: &Spec) -> usize {
-    spec.window.min(WIDEST)
+    if spec.window > MOST_ROWS { spec.window.min(WIDEST) } else { 0 }
 }
 
 /// Adds its memory to the plan.
@@ -56,11 +61,12 @@ struct Products {
 pub(crate) struct Portion {
     share: Share,
     /// Rows of the window that the host's experts were settled for, and rows that there is room for.
-    rows: usize,
+    settled: Option<usize>,
     most: usize,
-    /// In each layer the first of the host's experts: this one, and those behind it that have no slot either. How often that was settled anew.
+    /// In each layer the first of the host's experts: this one, and those behind it that have no slot either; none at [`NOBODY`]. How often they became others.
     from: Vec<u32>,
     changes: u64,
+    windows: u64,
     /// A layer's rows, `[rows][D]`; per place its row; per expert where its places end.
     u: PinnedMemory<f32>,
     order: PinnedMemory<u32>,
@@ -71,8 +77,11 @@ pub(crate) struct Portion {
     follows: bool,
     /// Each with room for the most rows.
     products: Vec<Products>,
+    /// What brings them: behind the other products they would wait for the link.
+    stream: Stream,
     part: Part,
     width: usize,
+    used: usize,
     count: HostCount,
 }
 
@@ -88,8 +97,13 @@ struct Part {
 }
 
 impl Part {
-    /// Takes the first of these experts, as many as have at most `most` places together; the others.
-    fn take<'e>(&mut self, experts: &'e [u32], (ends, order): (&[u32], &[u32]), most: usize) -> &'e [u32] {
+    /// Takes the first of these experts, as many as have at most `most` places together; the others. None where places aren't in order.
+    fn take<'e>(
+        &mut self,
+        experts: &'e [u32],
+        (ends, order): (&[u32], &[u32]),
+        most: usize,
+    ) -> Option<&'e [u32]> {
         self.experts.clear();
         self.bounds.clear();
         self.bounds.push(0);
@@ -98,17 +112,18 @@ impl Part {
         for (at, &expert) in experts.iter().enumerate() {
             let end = |expert: usize| ends[expert] as usize;
             let (start, end) = (if expert == 0 { 0 } else { end(expert as usize - 1) }, end(expert as usize));
-            if self.order.len() + end - start > most {
-                return &experts[at..];
+            let rows = order.get(start..end)?;
+            if self.order.len() + rows.len() > most {
+                return Some(&experts[at..]);
             }
-            if end > start {
+            if !rows.is_empty() {
                 self.experts.push(expert);
-                self.order.extend_from_slice(&order[start..end]);
+                self.order.extend_from_slice(rows);
                 self.places.extend(start as u32..end as u32);
                 self.bounds.push(self.order.len() as u32);
             }
         }
-        &[]
+        Some(&[])
     }
 }
 
@@ -136,10 +151,11 @@ impl Portion {
             .map(|(memory, places)| Ok(Products { memory, places, brought: Event::new(context)? }));
         Ok(Portion {
             share: Share::new([moe.experts, moe.used], link, fixed),
-            rows: 0,
+            settled: None,
             most,
-            from: vec![u32::MAX; spec.layers.len()],
+            from: vec![NOBODY; spec.layers.len()],
             changes: 0,
+            windows: 0,
             u: PinnedMemory::new(context, most * width)?,
             order: PinnedMemory::new(context, most * moe.used)?,
             ends: PinnedMemory::new(context, moe.experts)?,
@@ -153,23 +169,27 @@ impl Portion {
                 order: Vec::with_capacity(most),
                 places: Vec::with_capacity(most),
             },
+            stream: Stream::new(context)?,
             width,
+            used: moe.used,
             count: HostCount::default(),
         })
     }
 
     /// Settles which of the experts are the host's in a window of so many rows, of which the others come ahead of their layer or not.
     pub(super) fn choose(&mut self, rows: usize, ahead: bool, experts: &[(ExpertId, At)]) {
-        let none = vec![u32::MAX; self.from.len()];
-        let before = std::mem::replace(&mut self.from, none);
-        self.rows = rows;
-        self.follows = false;
-        for layer in (0..self.from.len()).filter(|_| rows <= self.most) {
-            let missing = of_layer(experts, layer, 0).count();
-            let others = missing - self.share.of(rows, ahead, missing);
-            self.from[layer] = of_layer(experts, layer, 0).nth(others).unwrap_or(u32::MAX);
+        (self.settled, self.follows) = (Some(rows), false);
+        self.windows += 1;
+        // What is known of a host that gets nothing grows old.
+        let least = usize::from(self.windows % LOOKS == 1);
+        let mut others = false;
+        for layer in 0..self.from.len() {
+            let missing = if rows <= self.most { of_layer(experts, layer, 0).count() } else { 0 };
+            let gets = self.share.of(rows, ahead, missing).max(least.min(missing));
+            let from = of_layer(experts, layer, 0).nth(missing - gets).filter(|_| gets > 0).unwrap_or(NOBODY);
+            others |= std::mem::replace(&mut self.from[layer], from) != from;
         }
-        self.changes += u64::from(self.from != before);
+        self.changes += u64::from(others);
     }
 
     /// How often the host's experts have become others.
@@ -178,13 +198,18 @@ impl Portion {
     }
 
     /// What was settled is of no window any more.
-    pub(super) fn forget(&mut self) {
-        self.rows = 0;
+    pub(super) fn unsettle(&mut self) {
+        self.settled = None;
     }
 
-    /// Rows of the window for which that was settled.
-    pub(super) fn rows(&self) -> usize {
-        self.rows
+    /// Whether it was settled for windows of so many rows.
+    pub(super) fn is_for(&self, rows: usize) -> bool {
+        self.settled == Some(rows)
+    }
+
+    /// Something else comes between two layers of a window.
+    pub(super) fn pause(&mut self) {
+        self.follows = false;
     }
 
     /// Whether an expert that has no slot is the host's.
@@ -194,7 +219,7 @@ impl Portion {
 
     /// The first of a layer's experts that are the host's, if it has any.
     pub(super) fn first(&self, layer: Layer) -> Option<u32> {
-        Some(self.from[usize::from(layer.0)]).filter(|&from| from != u32::MAX)
+        Some(self.from[usize::from(layer.0)]).filter(|&from| from != NOBODY)
     }
 
     /// Has a layer's rows brought, which were grouped: `[rows][D]`, per place its row, per expert where its places end.
@@ -204,7 +229,7 @@ impl Portion {
         u: DeviceSlice<f32>,
         [order, ends]: [DeviceSlice<u32>; 2],
     ) -> Result<(), DriverError> {
-        let order = order.range(0..u.len() / self.width * (self.order.len() / self.most));
+        let order = order.range(0..u.len() / self.width * self.used);
         // SAFETY: nobody looks there before `there` is reached, or everything was waited for.
         unsafe {
             stream.queue_download(u, &mut self.u)?;
@@ -224,16 +249,22 @@ impl Portion {
         (fetch, stream): (&Fetch, &Stream),
     ) -> Result<(), BackendError> {
         self.there.wait().map_err(failed)?;
-        if self.follows {
+        let rows = self.settled.unwrap_or(0);
+        if std::mem::take(&mut self.follows) {
             let took = self.there.milliseconds_since(&self.done).map_err(failed)?;
-            self.share.began(self.rows, Duration::from_secs_f32(took.max(0.0) / 1e3));
+            self.share.began(rows, Duration::from_secs_f32(took.max(0.0) / 1e3));
         }
         let layer = usize::from(of.0.0);
         let experts: Vec<u32> = of_layer(experts, layer, self.from[layer]).collect();
         host.begin_step();
-        let done = self.parts(host, of, &experts, to, (fetch, stream));
+        let done = self.parts(host, of, rows, &experts, (fetch, to));
         host.end_step();
+        if done.is_err() {
+            // Places are the next window's, too.
+            let _ = self.stream.synchronize();
+        }
         done?;
+        self.products.iter().try_for_each(|products| products.brought.hold(stream)).map_err(failed)?;
         self.done.record(stream).map_err(failed)?;
         self.follows = true;
         Ok(())
@@ -243,36 +274,36 @@ impl Portion {
         &mut self,
         host: &mut dyn HostExperts,
         (layer, weights): (Layer, &ExpertWeights),
+        rows: usize,
         mut experts: &[u32],
-        to: DeviceSlice<f32>,
-        (fetch, stream): (&Fetch, &Stream),
+        (fetch, to): (&Fetch, DeviceSlice<f32>),
     ) -> Result<(), BackendError> {
-        let (width, began) = (self.width, Instant::now());
+        let (width, mut took) = (self.width, Duration::ZERO);
         let (mut count, mut places) = (0, 0);
         let mut turn = 0;
         while !experts.is_empty() {
             let rest = self.part.take(experts, (&self.ends, &self.order), self.most);
-            if rest.len() == experts.len() {
-                // What a GPU says that went wrong.
-                return Err(failed(format!("more rows of expert {} than there are", rest[0])));
-            }
-            experts = rest;
+            // What a GPU says that went wrong.
+            let wrong =
+                || failed(format!("it says wrong rows of expert {} of layer {}", experts[0], layer.0));
+            experts = rest.filter(|rest| rest.len() < experts.len()).ok_or_else(wrong)?;
             let Part { experts, bounds, order, places: of_window } = &self.part;
             let products = &mut self.products[turn];
             turn ^= 1;
             products.brought.wait().map_err(failed)?;
-            let rows = GroupedRows { experts, bounds, order, u: &self.u[..self.rows * width] };
+            let grouped = GroupedRows { experts, bounds, order, u: &self.u[..rows * width] };
             let Products { memory, places: at, brought } = products;
             let (memory, at) = (&mut memory[..order.len() * width], &mut at[..order.len()]);
-            host.grouped(layer, weights, rows, memory)?;
+            let began = Instant::now();
+            host.grouped(layer, weights, grouped, memory)?;
+            took += began.elapsed();
             at.copy_from_slice(of_window);
             // SAFETY: pinned, and written again only when `brought` was waited for.
-            unsafe { fetch.bring_rows(stream, (memory, at), to, width) }.map_err(failed)?;
-            brought.record(stream).map_err(failed)?;
+            unsafe { fetch.bring_rows(&self.stream, (memory, at), to, width) }.map_err(failed)?;
+            brought.record(&self.stream).map_err(failed)?;
             count += experts.len();
             places += order.len();
         }
-        let took = began.elapsed();
         self.share.answered(count, places, took);
         self.count.merge(HostCount { asked: 1, experts: count as u64, nanos: took.as_nanos() as u64 });
         Ok(())
@@ -281,6 +312,13 @@ impl Portion {
     /// What the host computed since this was last taken.
     pub(crate) fn take_count(&mut self) -> HostCount {
         std::mem::take(&mut self.count)
+    }
+}
+
+impl Drop for Portion {
+    fn drop(&mut self) {
+        // What is under way reads memory that goes now.
+        let _ = self.stream.synchronize();
     }
 }
 
@@ -326,15 +364,18 @@ mod tests {
         // Expert 0 has two places, 1 none, 2 three, 3 one, 4 two, 5 none.
         let (ends, order) = ([2, 2, 5, 6, 8, 8], [10, 11, 20, 21, 22, 30, 40, 41]);
         let mut part = Part::default();
-        let rest = part.take(&[0, 1, 2, 4, 5], (&ends, &order), 5);
+        let rest = part.take(&[0, 1, 2, 4, 5], (&ends, &order), 5).unwrap();
         assert_eq!((&part.experts[..], &part.bounds[..]), (&[0, 2][..], &[0, 2, 5][..]));
         assert_eq!((&part.order[..], &part.places[..]), (&[10, 11, 20, 21, 22][..], &[0, 1, 2, 3, 4][..]));
         assert_eq!(rest, [4, 5]);
-        assert!(part.take(rest, (&ends, &order), 5).is_empty());
+        assert!(part.take(rest, (&ends, &order), 5).unwrap().is_empty());
         assert_eq!((&part.order[..], &part.places[..]), (&[40, 41][..], &[6, 7][..]));
-        assert!(part.take(&[0, 3], (&ends, &order), 5).is_empty());
+        assert!(part.take(&[0, 3], (&ends, &order), 5).unwrap().is_empty());
         assert_eq!((&part.bounds[..], &part.places[..]), (&[0, 2, 3][..], &[0, 1, 5][..]));
-        assert!(part.take(&[5], (&ends, &order), 5).is_empty());
+        assert!(part.take(&[5], (&ends, &order), 5).unwrap().is_empty());
+        assert!(
+            part.take(&[1], (&[3, 2], &order), 5).is_none() && part.take(&[0], (&[9], &order), 9).is_none()
+        );
         assert!(part.experts.is_empty() && part.places.is_empty());
     }
 }

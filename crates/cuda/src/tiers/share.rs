@@ -43,7 +43,7 @@ impl Share {
     }
 
     /// How many of a layer's `missing` experts the host computes of a window of `rows` rows, of which the others come `ahead` of the layer or when its rows
-    /// are known. At least one, so that what is known stays true.
+    /// are known.
     pub(super) fn of(&self, rows: usize, ahead: bool, missing: usize) -> usize {
         if let Some(share) = self.fixed {
             return (missing * share.min(ALL) as usize + ALL as usize / 2) / ALL as usize;
@@ -59,7 +59,7 @@ impl Share {
             false => (0.0, touched * self.link),
         };
         let ends = |gets: usize| (start + host * gets as f64).max(link * (missing - gets) as f64);
-        (1..=missing).min_by(|a, b| ends(*a).total_cmp(&ends(*b))).unwrap_or(0)
+        (0..=missing).min_by(|a, b| ends(*a).total_cmp(&ends(*b))).unwrap_or(0)
     }
 
     /// The host took so long for experts with so many rows together.

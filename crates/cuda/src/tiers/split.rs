@@ -18,8 +18,12 @@ const REMEMBERED: f64 = 512.0;
 const START: f64 = 50e3;
 /// Steps in which the other way is tried, and as many before are compared with them; the first of them doesn't count.
 const TRIED: u32 = 8;
-/// Steps between two tries; and before the first.
+/// Steps between two tries, at most; and after a change, from which on they double.
 const STAYS: [u32; 2] = [400, 40];
+/// What is seen counts as so many times what was expected at most: first answers, of threads and memory that are cold, say little of the next.
+const LATE: f64 = 3.0;
+/// In one step of so many, and while it is tried again, a host that would get nothing gets an expert of a row all the same: what is known of it may be old.
+const LOOKS: u32 = 32;
 /// The other way must be so much faster.
 const BETTER: f64 = 0.99;
 
@@ -45,6 +49,12 @@ impl Line {
         ] {
             *sum = *sum * stays + new;
         }
+    }
+
+    /// Adds what was seen, as far as it can be believed.
+    pub(super) fn learn(&mut self, n: f64, t: f64) {
+        let (any, each) = self.fit();
+        self.add(n, t.min(LATE * (any + each * n)));
     }
 
     /// What there is for any at all, and for each: neither is negative.
@@ -75,6 +85,8 @@ pub(super) struct Split {
     link: f64,
     /// Always this share, in sixteenths.
     fixed: Option<u32>,
+    /// Steps so far.
+    all: u32,
     /// The way that is faster, and that of the next step.
     better: Way,
     way: Way,
@@ -82,6 +94,8 @@ pub(super) struct Split {
     steps: u32,
     stays: u32,
     shortest: f64,
+    /// How many the better way went on before the other was tried.
+    stayed: u32,
     /// The shortest of the better way's, while the other is tried.
     to_beat: f64,
 }
@@ -96,10 +110,12 @@ impl Split {
             host,
             link,
             fixed,
+            all: 0,
             better: Way::Both,
             way: Way::Both,
             steps: 0,
             stays: STAYS[1],
+            stayed: STAYS[1],
             shortest: f64::INFINITY,
             to_beat: f64::INFINITY,
         }
@@ -108,6 +124,7 @@ impl Split {
     /// What the host gets in the next step.
     pub(super) fn table(&self) -> Table {
         let (any, each) = self.host.fit();
+        let least = usize::from(self.all.is_multiple_of(LOOKS) || self.better == Way::Link);
         std::array::from_fn(|missing| match (self.fixed, self.way) {
             (Some(share), _) => ((missing as u32 * share.min(ALL) + ALL / 2) / ALL) as u8,
             (None, Way::Link) => 0,
@@ -117,7 +134,7 @@ impl Split {
                     let host = if gets == 0 { 0.0 } else { any + each * gets as f64 };
                     host.max(self.link * (missing - gets) as f64)
                 };
-                (0..=missing).min_by(|a, b| ends(*a).total_cmp(&ends(*b))).unwrap_or(0) as u8
+                (least.min(missing)..=missing).min_by(|a, b| ends(*a).total_cmp(&ends(*b))).unwrap_or(0) as u8
             }
         })
     }
@@ -125,13 +142,14 @@ impl Split {
     /// The host took so long for so many.
     pub(super) fn answered(&mut self, experts: usize, took: Duration) {
         if experts > 0 {
-            self.host.add(experts as f64, took.as_nanos() as f64);
+            self.host.learn(experts as f64, took.as_nanos() as f64);
         }
     }
 
     /// A step took so long.
     pub(super) fn learn(&mut self, step: Duration) {
         self.steps += 1;
+        self.all = self.all.wrapping_add(1);
         // Of the first step of a way, and of those long before the next try, nothing is wanted.
         if self.steps == 1 || self.steps + TRIED == self.stays {
             self.shortest = f64::INFINITY;
@@ -144,12 +162,14 @@ impl Split {
         }
         let other = |way| if way == Way::Both { Way::Link } else { Way::Both };
         if self.way == self.better {
+            self.stayed = self.stays;
             (self.way, self.stays, self.to_beat) = (other(self.better), TRIED, self.shortest);
         } else {
+            self.stays = (2 * self.stayed).min(STAYS[0]);
             if self.shortest < BETTER * self.to_beat {
-                self.better = self.way;
+                (self.better, self.stays) = (self.way, STAYS[1]);
             }
-            (self.way, self.stays) = (self.better, STAYS[0]);
+            self.way = self.better;
         }
         self.steps = 0;
     }
@@ -218,6 +238,22 @@ mod tests {
         run(&mut split, 1000, (50.0, 40.0), |time| time);
         let alone = run(&mut split, 2000, (50.0, 40.0), |time| time);
         assert!((0.005..0.05).contains(&alone), "{alone}");
+    }
+
+    /// Oracle: the times that the test makes. A host whose first answers are a hundred times as late as later ones, or that is slow for its first steps, has its share
+    /// soon after.
+    #[test]
+    fn a_slow_start_is_forgotten() {
+        let mut cold = Split::new(LINK, None);
+        (0..20).for_each(|_| cold.answered(3, Duration::from_millis(20)));
+        run(&mut cold, 400, (50.0, 40.0), |time| time);
+        assert!(run(&mut cold, 200, (50.0, 40.0), |time| time) < 0.3);
+        assert!((2..6).contains(&cold.table()[8]), "{:?}", cold.table());
+        let mut slow = Split::new(LINK, None);
+        run(&mut slow, 60, (900.0, 400.0), |time| time + 9000.0);
+        run(&mut slow, 150, (50.0, 40.0), |time| time);
+        assert!(run(&mut slow, 200, (50.0, 40.0), |time| time) < 0.3);
+        assert!((2..6).contains(&slow.table()[8]), "{:?}", slow.table());
     }
 
     /// Oracle: by hand: rounded to the nearest, halves up.

@@ -24,8 +24,7 @@ use crate::failure::{Failure, say, warn};
 use crate::interrupt;
 use crate::output::print;
 
-const HELP: &str = "\
-  /help            this
+const HELP: &str = "  /help            this
   /reset           forget the conversation (the system message stays)
   /think on|off    whether the model thinks before it answers
   Ctrl-C           stops an answer, or empties the line

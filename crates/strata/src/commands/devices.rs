@@ -2,6 +2,7 @@
 
 use serde_json::json;
 use strata_cuda::driver::{Device, driver_version};
+use strata_cuda::kernels_are_built;
 use strata_plan::Bytes;
 
 use super::counted;
@@ -14,6 +15,9 @@ pub fn run(args: &DevicesArgs, machine: &Machine) -> Result<(), Failure> {
     let gpus = Device::all();
     let version = driver_version().ok().map(|(major, minor)| format!("{major}.{minor}"));
     let (limits, notes) = (machine.limits(), machine.notes());
+    let usable = kernels_are_built();
+    let gpu_is_used =
+        gpus.as_ref().map_err(ToString::to_string).and_then(|_| usable.as_ref().map_err(ToString::to_string));
     if args.json {
         let listed = |gpus: &Vec<Device>| {
             gpus.iter().map(|gpu| json!({ "device": gpu, "link": gpu.link() })).collect::<Vec<_>>()
@@ -21,7 +25,7 @@ pub fn run(args: &DevicesArgs, machine: &Machine) -> Result<(), Failure> {
         return print_json(&json!({
             "gpus": gpus.as_ref().map_or_else(|_| Vec::new(), listed),
             "cuda": version,
-            "why_no_gpu": gpus.as_ref().err().map(ToString::to_string),
+            "why_no_gpu": gpu_is_used.err(),
             "threads": machine.threads(),
             "assignment": machine.assignment().to_string(),
             "memory": limits,
@@ -45,6 +49,9 @@ pub fn run(args: &DevicesArgs, machine: &Machine) -> Result<(), Failure> {
                 );
             }
             out += &format!("driver  CUDA {}\n", version.unwrap_or_default());
+            if let Err(why) = usable {
+                out += &format!("no GPU is used: {why}\n");
+            }
         }
     }
     out += &format!(
