@@ -198,11 +198,11 @@ fn prepare<B: Build>(
                 let (copied, read) = budget::cut(&lowered, experts, budget, builder.takers());
                 describe_with(window, Beside { copied, read, ..Beside::default() })
             }
-            ExpertHome::Auto => match copied(experts.clone())? {
+            // Of the heap it was said above.
+            ExpertHome::Auto | ExpertHome::Heap => match copied(experts.clone())? {
                 heap if heap.0.check(limits).is_err() => mapped(experts),
                 heap => Ok(heap),
             },
-            ExpertHome::Heap => copied(experts),
         }
     };
     let window = match config.window {

@@ -1,8 +1,8 @@
 //! How fast a plan can be at most: bytes that have to be read, and the rates at which they come.
 //!
 //! Bounds, no forecasts: computing, and starting to compute, come on top. One token of one answer reads all dense weights and its experts,
-//! those beside the device by link and CPU together, at what host memory gives; a window of a prompt brings each expert that the device
-//! has no room for over the link once.
+//! those beside the device by link and CPU together, at what host memory gives; so does a window of up to 2,048 rows of a prompt, of all experts, and a wider one brings
+//! each expert that the device has no room for over the link once.
 
 use std::fmt;
 
@@ -81,6 +81,9 @@ impl fmt::Display for Pace {
     }
 }
 
+/// Rows of a window for which the CPU computes beside a device, at most. Twin: `WIDEST` in `strata-cuda`'s `tiers/portion.rs`.
+const HELPED: usize = 2048;
+
 impl Weights {
     /// One answer, its experts used evenly. Nothing where a rate that matters isn't known.
     pub fn answer(&self, rates: &Rates) -> Option<Pace> {
@@ -99,10 +102,12 @@ impl Weights {
     /// A prompt that is one window of `tokens` tokens, which uses all experts. Nothing where no link is crossed, or its rate isn't known.
     pub fn prompt(&self, rates: &Rates, tokens: usize) -> Option<Pace> {
         rates.device.filter(|_| self.beside > 0)?;
-        let seconds = self.beside as f64 / rates.link?;
+        let (link, host) = (rates.link?, if tokens <= HELPED { rates.host? } else { 0.0 });
+        let (rate, bound) = if host > link { (host, Bound::Host) } else { (link, Bound::Link) };
+        let seconds = self.beside as f64 / rate;
         let [inside, beside] =
             [self.dense + self.inside, self.beside].map(|bytes| bytes as f64 / tokens as f64);
-        Some(Pace { tokens_per_second: tokens as f64 / seconds, bound: Bound::Link, inside, beside })
+        Some(Pace { tokens_per_second: tokens as f64 / seconds, bound, inside, beside })
     }
 }
 
@@ -139,13 +144,17 @@ mod tests {
         assert!(pace.to_string().ends_with("a token reads 4.88 KiB"), "{pace}");
     }
 
-    /// Oracle: by hand. A window brings what is beside the device once.
+    /// Oracle: by hand. A window brings what is beside the device once; the CPU helps with a short one.
     #[test]
     fn a_prompt_crosses_the_link() {
         let rates = Rates { host: None, device: Some(1.0), link: Some(20_000.0) };
         let pace = WEIGHTS.prompt(&rates, 4096).unwrap();
         assert_eq!((pace.tokens_per_second, pace.bound), (2048.0, Bound::Link));
         assert_eq!(WEIGHTS.prompt(&Rates { device: None, ..rates }, 4096), None);
+        let helped = WEIGHTS.prompt(&Rates { host: Some(40_000.0), ..rates }, 1024).unwrap();
+        assert_eq!((helped.tokens_per_second, helped.bound), (1024.0, Bound::Host));
+        let slow = WEIGHTS.prompt(&Rates { host: Some(10_000.0), ..rates }, 1024).unwrap();
+        assert_eq!((slow.tokens_per_second, slow.bound), (512.0, Bound::Link));
         assert_eq!(Weights { beside: 0, ..WEIGHTS }.prompt(&rates, 4096), None);
     }
 }

@@ -23,7 +23,8 @@ use crate::recording::MOST_ROWS;
 const NOBODY: u32 = u32::MAX;
 /// In one window of so many the host gets an expert of each layer at least.
 const LOOKS: u64 = 16;
-/// Rows of a window with which the host helps, at most: for wider ones it would need much memory to be of little use.
+/// Rows of a window with which the host helps, at most: for wider ones it would need much memory to be of little use. Twin: `HELPED` in `strata-plan`'s
+/// `pace.rs`.
 const WIDEST: usize = 2048;
 
 /// Rows that there is room for.

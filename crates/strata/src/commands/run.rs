@@ -97,6 +97,8 @@ pub fn warn_about_reasoning(outcome: &Outcome, answer: &Answer) {
     let cut = matches!(outcome.reason, Reason::Length | Reason::Context);
     if cut && answer.part() == Part::Reasoning && !answer.tokens().is_empty() {
         warn("the answer ended inside its reasoning; raise --max-tokens or --context, or give --think off");
+    } else if outcome.reason == Reason::Context {
+        warn("the answer ended where the context was full; raise --context");
     }
 }
 
