@@ -11,10 +11,19 @@ fn interrupt(child: &Child) {
     send(child, "-INT");
 }
 
-/// Sends a signal.
+/// Sends a signal. What a script runs in its background has Ctrl-C ignored, and so have these tests' programs then, which would never end.
 pub fn send(child: &Child, signal: &str) {
-    let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
+    let id = child.id().to_string();
+    let send = |signal: &str| Command::new("kill").args([signal, &id]).status().unwrap().success();
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+    let ignored =
+        status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    // Its bit is its number less one.
+    if signal == "-INT" && ignored.is_some_and(|signals| signals & 2 != 0) {
+        send("-KILL");
+        panic!("Ctrl-C is ignored where these tests run: start them in the foreground");
+    }
+    assert!(send(signal));
 }
 
 /// Waits until the program has begun to write.
