@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use strata_backend::KvFormat;
 use strata_cpu::CpuHostExperts;
@@ -12,6 +13,12 @@ use strata_quant::Format;
 use strata_selftest::{CheckError, ids, ops, samplings, whole};
 use strata_synth::{Geometry, Mix, Options};
 use strata_testkit::golden::{self, Npz};
+
+/// One test at a time: their threads are on the same CPUs, and would wait for each other's.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Experts on the GPU, and how many sixteenths of the others the host computes.
 type Experts = (ExpertCache, Option<u32>);
@@ -47,6 +54,7 @@ fn compare(path: &Path, config: &EngineConfig, tokens: &[u32], decoded: usize) {
 
 #[test]
 fn tiny_in_f32() {
+    let _alone = alone();
     let tokens = ids(384, 40);
     // Portions of up to eight rows pass through one kernel, longer ones through several.
     for window in [40, 9, 8, 7, 2] {
@@ -58,6 +66,7 @@ fn tiny_in_f32() {
 
 #[test]
 fn the_demo_model() {
+    let _alone = alone();
     let mut tokens = Npz::golden("pebble/logits.npz").ids("ids3");
     tokens.truncate(200);
     for window in [200, 33] {
@@ -85,6 +94,7 @@ fn synth(folder: &Path, geometry: Geometry, mix: Mix) -> PathBuf {
 
 #[test]
 fn every_format() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     for format in Format::ALL {
         let path = synth(folder.path(), Geometry::tiny(), Mix::pure(format));
@@ -101,6 +111,7 @@ fn every_format() {
 /// before it.
 #[test]
 fn wide_heads() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     // Query heads, width of a head; index heads, their width.
     for [heads, dim, index_heads, index_dim] in [[24, 256, 4, 128], [8, 128, 3, 64]] {
@@ -135,6 +146,7 @@ fn replay(path: &Path, config: &EngineConfig, work: impl Fn(&mut Engine) -> Resu
 /// Whole prompts, short windows, single steps, the draft block, a fork, a way back to a checkpoint.
 #[test]
 fn replayed_windows() {
+    let _alone = alone();
     let tokens = ids(384, 60);
     for window in [40, 7] {
         let config = EngineConfig {
@@ -153,6 +165,7 @@ fn replayed_windows() {
 /// Several sequences decode together while another's prompt is read between their tokens.
 #[test]
 fn replayed_neighbours() {
+    let _alone = alone();
     let tokens = Npz::golden("pebble/logits.npz").ids("ids3");
     let prompts = [&tokens[..40], &tokens[40..57], &tokens[..130], &tokens[90..91]];
     let config = EngineConfig { window: Some(48), context: Some(256), sequences: 4, ..Default::default() };
@@ -176,6 +189,7 @@ fn spoilt(folder: &Path, tensor: &str, spoil: impl FnOnce(&mut [u8])) -> PathBuf
 /// A router of zeros: all experts are alike, and the lowest are chosen.
 #[test]
 fn experts_that_tie() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = spoilt(folder.path(), "blk.1.ffn_gate_inp.weight", |bytes| bytes.fill(0));
     let config = EngineConfig { window: Some(24), context: Some(64), ..Default::default() };
@@ -185,6 +199,7 @@ fn experts_that_tie() {
 /// Oracle: the CPU's sentence. A tensor of NaN is found in the same place, by long windows and by short ones, and the engine goes on.
 #[test]
 fn broken_weights_are_found_alike() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     for tensor in [
         "token_embd.weight",
