@@ -122,7 +122,7 @@ struct RowsParams {
     uint32_t count, width;
 };
 
-/// Brings rows that the host computed to their places. By a kernel, for copies would queue behind the experts that are on their way.
+/// Brings rows that the host computed to their places. By a kernel, which took less than copies did beside those of experts (docs/experiments.md).
 extern "C" __global__ void __launch_bounds__(FETCHERS) strata_bring_rows(const __grid_constant__ RowsParams p) {
     for (uint32_t row = blockIdx.x; row < p.count; row += gridDim.x) {
         const float* from = p.rows + size_t(row) * p.width;

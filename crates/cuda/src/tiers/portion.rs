@@ -186,7 +186,7 @@ impl Portion {
         let mut others = false;
         for layer in 0..self.from.len() {
             let missing = if rows <= self.most { of_layer(experts, layer, 0).count() } else { 0 };
-            let gets = self.share.of(rows, ahead, missing).max(least.min(missing));
+            let gets = self.share.of(rows, ahead, missing, least);
             let from = of_layer(experts, layer, 0).nth(missing - gets).filter(|_| gets > 0).unwrap_or(NOBODY);
             others |= std::mem::replace(&mut self.from[layer], from) != from;
         }

@@ -43,8 +43,8 @@ impl Share {
     }
 
     /// How many of a layer's `missing` experts the host computes of a window of `rows` rows, of which the others come `ahead` of the layer or when its rows
-    /// are known.
-    pub(super) fn of(&self, rows: usize, ahead: bool, missing: usize) -> usize {
+    /// are known; at least so many, unless the share is fixed.
+    pub(super) fn of(&self, rows: usize, ahead: bool, missing: usize, least: usize) -> usize {
         if let Some(share) = self.fixed {
             return (missing * share.min(ALL) as usize + ALL as usize / 2) / ALL as usize;
         }
@@ -59,7 +59,7 @@ impl Share {
             false => (0.0, touched * self.link),
         };
         let ends = |gets: usize| (start + host * gets as f64).max(link * (missing - gets) as f64);
-        (0..=missing).min_by(|a, b| ends(*a).total_cmp(&ends(*b))).unwrap_or(0)
+        (least.min(missing)..=missing).min_by(|a, b| ends(*a).total_cmp(&ends(*b))).unwrap_or(0)
     }
 
     /// The host took so long for experts with so many rows together.
@@ -113,7 +113,7 @@ mod tests {
             {
                 let takes = |gets| layer(machine, rows, ahead, gets);
                 let best = (0..=435).map(takes).fold(f64::INFINITY, f64::min);
-                let gets = share.of(rows, ahead, 435);
+                let gets = share.of(rows, ahead, 435, 0);
                 assert!(
                     takes(gets) < 1.1 * best,
                     "{machine:?}, {rows}: {gets} take {} of {best}",
@@ -123,12 +123,15 @@ mod tests {
         }
     }
 
-    /// Oracle: by hand: rounded to the nearest, halves up; where nothing is missing nobody gets any.
+    /// Oracle: by hand: rounded to the nearest, halves up; where nothing is missing nobody gets any, nor does a host that is slow, but for what it must.
     #[test]
     fn a_fixed_share_stays() {
         let fixed = |sixteenths| Share::new([512, 10], LINK, Some(sixteenths));
-        assert_eq!([0, 1, 8, 31].map(|missing| fixed(8).of(100, true, missing)), [0, 1, 4, 16]);
-        assert_eq!([fixed(16).of(100, true, 31), fixed(0).of(100, false, 31)], [31, 0]);
-        assert_eq!(Share::new([512, 10], LINK, None).of(100, true, 0), 0);
+        assert_eq!([0, 1, 8, 31].map(|missing| fixed(8).of(100, true, missing, 1)), [0, 1, 4, 16]);
+        assert_eq!([fixed(16).of(100, true, 31, 0), fixed(0).of(100, false, 31, 1)], [31, 0]);
+        let mut slow = Share::new([512, 10], LINK, None);
+        (0..600).for_each(|_| slow.answered(1, 2, Duration::from_millis(50)));
+        assert_eq!([0, 1].map(|least| slow.of(100, true, 31, least)), [0, 1]);
+        assert_eq!(slow.of(100, true, 0, 1), 0);
     }
 }

@@ -17,7 +17,7 @@ use rustyline::{Context, Editor, Helper};
 use strata_engine::chat::{Chat, ChatError, Manner};
 use strata_engine::{Engine, EngineError, Reason, SeqId};
 
-use super::run::{refused, template, utf8, warn_about_reasoning};
+use super::run::{refused, template, utf8, warn_about_the_end};
 use crate::config::{Config, Environment, Switch};
 use crate::delivery::{Printer, deliver};
 use crate::failure::{Failure, say, warn};
@@ -114,7 +114,7 @@ pub fn run(
                     Reason::Context => {
                         say("the context is full; /reset begins anew, --context N makes more room")
                     }
-                    _ => warn_about_reasoning(&outcome, &asked.answer),
+                    _ => warn_about_the_end(&outcome, &asked.answer),
                 }
             }
         }

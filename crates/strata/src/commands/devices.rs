@@ -15,9 +15,10 @@ pub fn run(args: &DevicesArgs, machine: &Machine) -> Result<(), Failure> {
     let gpus = Device::all();
     let version = driver_version().ok().map(|(major, minor)| format!("{major}.{minor}"));
     let (limits, notes) = (machine.limits(), machine.notes());
-    let usable = kernels_are_built();
-    let gpu_is_used =
-        gpus.as_ref().map_err(ToString::to_string).and_then(|_| usable.as_ref().map_err(ToString::to_string));
+    let why_no_gpu = match &gpus {
+        Err(why) => Some(why.to_string()),
+        Ok(_) => kernels_are_built().err().map(|why| why.to_string()),
+    };
     if args.json {
         let listed = |gpus: &Vec<Device>| {
             gpus.iter().map(|gpu| json!({ "device": gpu, "link": gpu.link() })).collect::<Vec<_>>()
@@ -25,7 +26,7 @@ pub fn run(args: &DevicesArgs, machine: &Machine) -> Result<(), Failure> {
         return print_json(&json!({
             "gpus": gpus.as_ref().map_or_else(|_| Vec::new(), listed),
             "cuda": version,
-            "why_no_gpu": gpu_is_used.err(),
+            "why_no_gpu": why_no_gpu,
             "threads": machine.threads(),
             "assignment": machine.assignment().to_string(),
             "memory": limits,
@@ -33,26 +34,23 @@ pub fn run(args: &DevicesArgs, machine: &Machine) -> Result<(), Failure> {
         }));
     }
     let mut out = String::new();
-    match &gpus {
-        Err(why) => out += &format!("no GPU is used: {why}\n"),
-        Ok(gpus) => {
-            for gpu in gpus {
-                let (major, minor) = gpu.capability;
-                let link = gpu.link().unwrap_or_else(|| "unknown link".into());
-                out += &format!(
-                    "cuda:{}  {}: {} of memory, compute capability {major}.{minor}, {}, {} at {link}\n",
-                    gpu.number,
-                    gpu.name,
-                    Bytes(gpu.memory),
-                    counted(gpu.processors, "multiprocessor"),
-                    gpu.bus
-                );
-            }
-            out += &format!("driver  CUDA {}\n", version.unwrap_or_default());
-            if let Err(why) = usable {
-                out += &format!("no GPU is used: {why}\n");
-            }
+    if let Ok(gpus) = &gpus {
+        for gpu in gpus {
+            let (major, minor) = gpu.capability;
+            let link = gpu.link().unwrap_or_else(|| "unknown link".into());
+            out += &format!(
+                "cuda:{}  {}: {} of memory, compute capability {major}.{minor}, {}, {} at {link}\n",
+                gpu.number,
+                gpu.name,
+                Bytes(gpu.memory),
+                counted(gpu.processors, "multiprocessor"),
+                gpu.bus
+            );
         }
+        out += &format!("driver  CUDA {}\n", version.unwrap_or_default());
+    }
+    if let Some(why) = why_no_gpu {
+        out += &format!("no GPU is used: {why}\n");
     }
     out += &format!(
         "cpu     {}\n{}\n",

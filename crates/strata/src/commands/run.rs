@@ -87,13 +87,13 @@ pub fn run(
         outcome.timing().lines().for_each(say);
     }
     if !args.json {
-        warn_about_reasoning(&outcome, &answer);
+        warn_about_the_end(&outcome, &answer);
     }
     if outcome.reason == Reason::Cancelled { Err(Failure::Interrupted) } else { Ok(()) }
 }
 
-/// An answer that is all reasoning says nothing; that needs a word.
-pub fn warn_about_reasoning(outcome: &Outcome, answer: &Answer) {
+/// An answer that is all reasoning says nothing, and one that had no room may say too little: that needs a word.
+pub fn warn_about_the_end(outcome: &Outcome, answer: &Answer) {
     let cut = matches!(outcome.reason, Reason::Length | Reason::Context);
     if cut && answer.part() == Part::Reasoning && !answer.tokens().is_empty() {
         warn("the answer ended inside its reasoning; raise --max-tokens or --context, or give --think off");

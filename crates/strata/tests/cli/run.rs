@@ -148,3 +148,18 @@ fn a_model_that_shrinks_while_it_answers_is_noticed() {
     let ended = Ended::of(child.wait_with_output().unwrap());
     ended.badly(74, &["model.gguf"]);
 }
+
+/// Oracle: the sentence, and that there is none where the answer ends by its length.
+#[test]
+fn an_answer_without_room_says_so() {
+    let never_ends = "12275=-inf,12277=-inf";
+    let run = |more: &[&str]| {
+        let flags =
+            ["run", &pebble(), "The sea is", "--raw", "--quiet", "--greedy", "--logit-bias", never_ends];
+        let ended = Place::new().run(&[&flags[..], more].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        ended.err
+    };
+    assert!(run(&["--context", "12"]).contains("the context was full; raise --context"));
+    assert_eq!(run(&["-n", "4"]), "");
+}
