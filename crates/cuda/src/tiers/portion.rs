@@ -373,6 +373,7 @@ mod tests {
         assert_eq!((&part.order[..], &part.places[..]), (&[40, 41][..], &[6, 7][..]));
         assert!(part.take(&[0, 3], (&ends, &order), 5).unwrap().is_empty());
         assert_eq!((&part.bounds[..], &part.places[..]), (&[0, 2, 3][..], &[0, 1, 5][..]));
+        assert_eq!(part.take(&[0, 2, 3], (&ends, &order), 5), Some(&[3][..]));
         assert!(part.take(&[5], (&ends, &order), 5).unwrap().is_empty());
         assert!(
             part.take(&[1], (&[3, 2], &order), 5).is_none() && part.take(&[0], (&[9], &order), 9).is_none()
